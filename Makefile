@@ -1,0 +1,61 @@
+# Two commands: `make run` serves a real model on this machine, `make test` checks everything.
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '*.proto' -o -name CMakeLists.txt \
+             -o -name schema.py -o -name codegen.py)
+CPP := $(shell find services -name '*.cpp' -o -name '*.hpp')
+
+.PHONY: run test install lint types imports format lock clean model
+.DELETE_ON_ERROR:
+
+run: install model
+	$(BIN)/blink up --sample "Explain in two sentences why the sky is blue."
+
+test: lint types imports model
+	$(BIN)/pytest
+
+model: install
+	$(BIN)/blink model pull smollm2-135m-instruct
+
+install: $(VENV)/.built
+
+# Debian splits venv, the headers and g++ from python3 and gcc: say which one is missing rather than fail half-way.
+$(VENV)/.packages: requirements/dev.txt
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "blink needs Python 3.11 or newer"; exit 1; }
+	@python3 -c 'import venv, ensurepip' 2>/dev/null || { echo "blink needs the venv module: apt-get install python3-venv"; exit 1; }
+	@python3 -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+	  || { echo "blink needs Python's headers: apt-get install python3-dev"; exit 1; }
+	@command -v $(or $(CXX),c++) >/dev/null || { echo "blink needs a C++17 compiler: apt-get install g++"; exit 1; }
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes --no-deps -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.packages pyproject.toml CMakeLists.txt $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/buf lint
+
+types: install
+	$(BIN)/mypy
+
+imports: install
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP)
+
+# Needs uv. The lock files carry hashes of every wheel and no index address.
+lock:
+	for set in runtime dev bench; do \
+	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	    requirements/$$set.in -o requirements/$$set.txt || exit 1; done
+
+clean:
+	rm -rf $(VENV) build
