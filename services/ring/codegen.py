@@ -62,6 +62,19 @@ def _struct_lines(struct: schema.Struct) -> Iterator[str]:
     yield ""
 
 
+FUNCTIONS = """\
+constexpr std::uint32_t submission_tag(std::uint64_t position) {
+  return static_cast<std::uint32_t>(position % 0xFFFF'FFFFu) + 1;
+}
+constexpr std::uint64_t doorbell_word(std::uint64_t position, std::uint64_t record_offset) {
+  return std::uint64_t{submission_tag(position)} << 32 | record_offset / kLineBytes;
+}
+constexpr std::uint64_t slot_status_word(std::uint32_t tag, SlotPhase phase, FinishReason reason) {
+  return std::uint64_t{tag} << 32 | static_cast<std::uint64_t>(phase) << 16 | static_cast<std::uint64_t>(reason);
+}
+"""
+
+
 def render() -> str:
     """The header's text."""
     lines = [
@@ -74,13 +87,16 @@ def render() -> str:
         "namespace blink::ring {",
         "",
     ]
-    lines += [f"inline constexpr {kind} {name} = {value};" for name, (kind, value) in CONSTANTS.items()]
+    for name, (kind, value) in CONSTANTS.items():
+        suffix = "u" if "uint" in kind else ""
+        lines.append(f"inline constexpr {kind} {name} = {value}{suffix};")
     for struct in schema.HEADER_STRUCTS:
         lines.append(f"inline constexpr std::uint64_t k{struct.name}Offset = {schema.header_offset(struct)};")
     lines.append("")
     lines += _enum_lines()
     for struct in schema.STRUCTS:
         lines += _struct_lines(struct)
+    lines.append(FUNCTIONS)
     lines.append("}  // namespace blink::ring")
     return "\n".join(lines) + "\n"
 

@@ -245,7 +245,8 @@ LANE_INBOUND = Struct(
         Field(
             "log_tail",
             "u64",
-            "log entries consumed since the lane's first; acknowledges the slots that ended",
+            "log entries consumed since the lane's first; acknowledges the slots that ended; the engine ignores one "
+            "outside attach_log_head..log_head or behind the last",
         ),
     ),
 )
@@ -286,7 +287,7 @@ LANE_OUTBOUND = Struct(
     (
         Field("attached_epoch", "u64", "the gateway epoch that is served; 0 when the lane is free"),
         Field("log_head", "u64", "log entries published since the lane's first"),
-        Field("next_position", "u64", "of the doorbell that the engine expects next"),
+        Field("next_position", "u64", "of the doorbell that the engine expects next; goes on over attaches"),
         Field("attach_log_head", "u64", "log_head when attached_epoch was last set"),
     ),
 )
@@ -297,7 +298,7 @@ LOG_ENTRY = Struct(
     "One entry of the token log.",
     16,
     (
-        Field("tag", "u32", "low 32 bits of the submission's doorbell position + 1"),
+        Field("tag", "u32", "submission_tag of the submission's position"),
         Field("slot", "u16", "in the lane"),
         Field("kind", "u8", "LogKind"),
         Field("detail", "u8", "by kind"),
@@ -357,14 +358,18 @@ LAYOUT_HASH = _layout_hash()
 def doorbell_word(position: int, record_offset: int) -> int:
     """The 64-bit flag of a submission: its tag above the record's offset in the arena, counted in lines.
 
-    ``position`` counts the lane's submissions from its first; the word goes to doorbell ``position % slots_per_lane``.
+    ``position`` counts the lane's submissions from the engine's start, over all gateways that owned the lane; the
+    word goes to doorbell ``position % slots_per_lane``.
     """
     return submission_tag(position) << 32 | record_offset // LINE_BYTES
 
 
 def submission_tag(position: int) -> int:
-    """The 32 bits that mark a submission's doorbell and log entries."""
-    return (position + 1) & 0xFFFF_FFFF
+    """The 32 bits that mark a submission's doorbell and log entries: 1 to 2**32 - 1.
+
+    Never 0, so that a doorbell that was reset to 0 can't be mistaken for a submission at any position.
+    """
+    return position % 0xFFFF_FFFF + 1
 
 
 def slot_status_word(tag: int, phase: SlotPhase, reason: FinishReason) -> int:
