@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table; correctness is asserted in tests/, not here."""

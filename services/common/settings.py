@@ -1,0 +1,146 @@
+"""One typed settings object per process: flags over environment over file over defaults.
+
+A process named ``gateway`` reads its flag ``--max-prompt-tokens``, the variable ``BLINK_GATEWAY_MAX_PROMPT_TOKENS``
+and the key ``max_prompt_tokens`` in the table ``[gateway]`` of a TOML file (``--config`` or ``BLINK_CONFIG``).
+Settings are flat and immutable, and anything unknown or out of range is refused by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
+from pydantic_settings import SettingsError as PydanticSettingsError
+
+from services.common.errors import BlinkError
+
+PROCESSES = ("bootstrap", "gateway")  # the tables that a configuration file may have
+CONFIG_VARIABLE = "BLINK_CONFIG"
+
+
+class SettingsError(BlinkError):
+    """A setting that is unknown, missing or out of range."""
+
+    exit_code = 2
+
+
+class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False):
+    """Base of every process's settings. Constructed directly, it reads nothing but its arguments (for tests)."""
+
+    process: ClassVar[str]
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe event logged")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto is console on a terminal, else json"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, arguments: Sequence[str] | None = None) -> Self:
+        """Read flags (``sys.argv`` when None), environment and file.
+
+        Raises:
+            SettingsError: a value is unknown or refused; the message is one line with field, value and limit.
+            SystemExit: with code 0, after ``--help``.
+        """
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        config_parser.add_argument("--config", type=Path, default=os.environ.get(CONFIG_VARIABLE))
+        try:
+            config, flags = config_parser.parse_known_args(arguments)
+        except argparse.ArgumentError as error:
+            raise SettingsError(f"{cls.process}: {error}") from error
+        values = cls._file_values(Path(config.config)) if config.config else {}
+        values |= cls._environment_values()
+        values |= cls._flag_values(flags)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            problems = "; ".join(_describe(problem, cls.model_fields) for problem in error.errors())
+            raise SettingsError(f"{cls.process}: {problems}") from error
+
+    @classmethod
+    def _file_values(cls, path: Path) -> dict[str, Any]:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"{cls.process}: config file {path}: {error}") from error
+        for name, table in content.items():
+            if name not in PROCESSES or not isinstance(table, dict):
+                known = ", ".join(f"[{process}]" for process in PROCESSES)
+                raise SettingsError(f"{cls.process}: config file {path}: {name!r} is not one of the tables {known}")
+        return dict(content.get(cls.process, {}))
+
+    @classmethod
+    def _environment_values(cls) -> dict[str, Any]:
+        prefix = f"BLINK_{cls.process.upper()}_"
+        for variable in os.environ:
+            name = variable.removeprefix(prefix).lower()
+            if variable.startswith(prefix) and name not in cls.model_fields:
+                raise SettingsError(f"{cls.process}: unknown variable {variable}{_suggestion(name, cls.model_fields)}")
+        try:
+            return EnvSettingsSource(cls, env_prefix=prefix)()
+        except PydanticSettingsError as error:
+            raise SettingsError(f"{cls.process}: environment: {error}") from error
+
+    @classmethod
+    def _flag_values(cls, flags: Sequence[str]) -> dict[str, Any]:
+        source: CliSettingsSource[Any] = CliSettingsSource(
+            cls,
+            cli_parse_args=False,
+            cli_prog_name=f"blink-{cls.process}",
+            cli_exit_on_error=False,
+            cli_kebab_case=True,
+            cli_hide_none_type=True,
+            cli_implicit_flags=True,
+        )
+        try:
+            return dict(source(args=list(flags))())
+        except PydanticSettingsError as error:
+            message = str(error).removeprefix("error parsing CLI: ")
+            raise SettingsError(f"{cls.process}: {message}") from error
+
+    def as_flags(self) -> list[str]:
+        """The command line that reproduces what differs from the defaults; for starting a process with it."""
+        flags = []
+        for name, value in self.model_dump(mode="json", exclude_defaults=True).items():
+            flag = "--" + name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(flag if value else f"--no-{flag[2:]}")
+            else:
+                flags.append(f"{flag}={value}")
+        return flags
+
+
+def _describe(problem: ErrorDetails, fields: Mapping[str, Any]) -> str:
+    name = ".".join(str(part) for part in problem["loc"]) or "settings"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown setting {name}{_suggestion(name, fields)}"
+    if problem["type"] == "missing":
+        return f"{name} is required"
+    limit = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{name}: {limit}" if problem["type"] == "value_error" else f"{name} is {problem['input']!r}, {limit}"
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

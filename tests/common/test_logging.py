@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import structlog
+
+from services.common.logging import bound_request, configure_logging, get_logger
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def events(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_is_one_json_line_with_utc_time_role_and_request_id() -> None:
+    stream = io.StringIO()
+    configure_logging("gateway-3", stream=stream)
+    with bound_request("r-1", lane=2):
+        get_logger(slot=7).info("accepted", prompt="line\nbreak")
+    get_logger().info("idle")
+    accepted, idle = events(stream)
+    assert accepted["event"] == "accepted"
+    assert accepted["role"] == "gateway-3"
+    assert (accepted["request_id"], accepted["lane"], accepted["slot"]) == ("r-1", 2, 7)
+    assert accepted["level"] == "info"
+    assert datetime.fromisoformat(accepted["timestamp"]).utcoffset() == timedelta(0)
+    assert "request_id" not in idle
+
+
+def test_events_below_the_level_are_dropped() -> None:
+    stream = io.StringIO()
+    configure_logging("x", level="warning", stream=stream)
+    get_logger().info("quiet")
+    get_logger().warning("loud")
+    assert [event["event"] for event in events(stream)] == ["loud"]
+
+
+def test_an_exception_stays_on_one_line() -> None:
+    stream = io.StringIO()
+    configure_logging("x", stream=stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        get_logger().exception("crashed")
+    (event,) = events(stream)
+    assert event["exception"][0]["exc_value"] == "broken"
+
+
+def test_the_standard_librarys_loggers_come_out_the_same_way() -> None:
+    stream = io.StringIO()
+    configure_logging("x", stream=stream)
+    logging.getLogger("grpc").warning("retry %d", 3)
+    logging.getLogger("grpc").info("chatter")
+    (event,) = events(stream)
+    assert (event["event"], event["role"], event["logger"], event["level"]) == ("retry 3", "x", "grpc", "warning")
+
+
+def test_a_terminal_gets_readable_lines() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    configure_logging("gateway-0", stream=stream)
+    get_logger().info("ready", port=5)
+    assert not stream.getvalue().startswith("{")
+    assert "ready" in stream.getvalue()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+from typing import ClassVar
+from pydantic import Field
+from services.common.errors import BlinkError
+from services.common.process import run_process
+from services.common.settings import ProcessSettings
+
+class Settings(ProcessSettings):
+    process: ClassVar[str] = "bootstrap"
+    lanes: int = Field(1, ge=1, le=4)
+
+def main(settings):
+    if settings.lanes == 2:
+        raise BlinkError("lane 2 is broken")
+    if settings.lanes == 3:
+        raise RuntimeError("a fault of ours")
+    return 0
+
+run_process(Settings, main)
+"""
+
+
+def run(*flags: str) -> tuple[int, list[dict[str, object]]]:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *flags], capture_output=True, text=True, check=False, cwd=root, timeout=60
+    )
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_a_good_run_prints_its_settings_as_one_event() -> None:
+    code, (event,) = run("--lanes", "4")
+    assert (code, event["event"], event["lanes"], event["role"]) == (0, "settings", 4, "bootstrap")
+
+
+def test_a_bad_setting_is_one_line_and_exit_code_2() -> None:
+    code, (event,) = run("--lanes", "5")
+    assert code == 2
+    assert "lanes is '5'" in str(event["error"])
+
+
+def test_a_failure_is_one_line_and_a_non_zero_exit_code() -> None:
+    code, (_, event) = run("--lanes", "2")
+    assert (code, event["error"]) == (1, "lane 2 is broken")
+
+
+def test_a_fault_of_ours_keeps_its_traceback() -> None:
+    code, (_, event) = run("--lanes", "3")
+    assert code == 70
+    assert event["exception"]
