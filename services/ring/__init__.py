@@ -1,0 +1,1 @@
+"""The ring: the memory region that gateways and an engine share. schema.py is its layout, docs/ring.md explains it."""

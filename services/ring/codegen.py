@@ -90,8 +90,10 @@ def render() -> str:
     for name, (kind, value) in CONSTANTS.items():
         suffix = "u" if "uint" in kind else ""
         lines.append(f"inline constexpr {kind} {name} = {value}{suffix};")
-    for struct in schema.HEADER_STRUCTS:
-        lines.append(f"inline constexpr std::uint64_t k{struct.name}Offset = {schema.header_offset(struct)};")
+    lines += [
+        f"inline constexpr std::uint64_t k{struct.name}Offset = {schema.header_offset(struct)};"
+        for struct in schema.HEADER_STRUCTS
+    ]
     lines.append("")
     lines += _enum_lines()
     for struct in schema.STRUCTS:

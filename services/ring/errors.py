@@ -1,0 +1,43 @@
+"""What can go wrong with a ring."""
+
+from __future__ import annotations
+
+
+class RingError(Exception):
+    """Base of all errors of this package."""
+
+
+class IncompatibleRingError(RingError):
+    """The ring was made by another build or for another model.
+
+    ``field`` says which check failed; ``expected`` and ``found`` are its values here and in the ring.
+    """
+
+    def __init__(self, field: str, expected: object, found: object) -> None:
+        super().__init__(f"ring {field} is {found}, expected {expected}")
+        self.field, self.expected, self.found = field, expected, found
+
+
+class RingInUseError(RingError):
+    """The path belongs to a running engine. ``pid`` is its process, or None when the system does not tell."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        owner = "another process" if pid is None else f"process {pid}"
+        super().__init__(f"ring {path} is in use by {owner}: stop it or choose another path")
+        self.path, self.pid = path, pid
+
+
+class TransportLostError(RingError):
+    """The far side of the transport is gone, or the transport was closed."""
+
+
+class LaneLostError(RingError):
+    """The lane no longer belongs to this gateway: another attached, or the lease ran out. Attach again."""
+
+
+class AttachTimeoutError(RingError):
+    """The engine did not take the attach in time."""
+
+
+class CorruptLogError(RingError):
+    """The token log's head makes no sense: entries would be lost or repeated."""

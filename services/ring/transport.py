@@ -1,0 +1,58 @@
+"""The interface between a gateway and the ring: one-sided writes and reads, nothing else.
+
+No compare-and-swap and no message: what RDMA verbs, PCIe stores and plain stores can all do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass
+class TransferCounters:
+    """Operations since the transport was made."""
+
+    writes: int = 0
+    written_bytes: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+
+
+class Transport(ABC):
+    """A ring's bytes, from its start, as seen by a gateway.
+
+    Ordering, which is all that the ring's protocol relies on:
+
+    - Aligned 64-bit words are never torn, neither by a write nor by a read.
+    - Payload writes may become visible in any order and piecemeal; two writes of the same word stay in order.
+    - A flag becomes visible after every write issued before it.
+    - A read sees all that was written before any value that an earlier read returned.
+
+    Every method raises TransportLostError once the far side is gone or the transport is closed. Not thread-safe: one
+    gateway worker owns it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.counters = TransferCounters()
+
+    @abstractmethod
+    def write(self, offset: int, data: bytes, *, flag: bool = False) -> None:
+        """Write ``data`` at ``offset``. A flag is one aligned 64-bit word (8 bytes, little endian).
+
+        Raises:
+            IndexError: the range leaves the ring, or a flag is not one aligned word.
+        """
+
+    @abstractmethod
+    def read(self, offset: int, length: int) -> bytes:
+        """Copy ``length`` bytes from ``offset``. Raises IndexError when the range leaves the ring."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return when every earlier write has reached the ring."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the ring; may be called twice."""
