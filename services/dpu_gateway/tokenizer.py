@@ -1,0 +1,109 @@
+"""Turns prompts into token ids, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tokenizers import Tokenizer
+
+from services.dpu_gateway.chat import ChatTemplate
+from services.dpu_gateway.detokenizer import byte_of_char
+from services.dpu_gateway.errors import FieldError
+
+# The library's own pool has a thread for each core of the node, whatever this process may use.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+LARGE_PROMPT_CHARS = 32_768
+
+
+class EncodePools:
+    """Threads that render and tokenize: ``threads`` for ordinary prompts and one for large ones.
+
+    Large prompts wait for each other, so none of them makes a short prompt wait.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._ordinary = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="encode-large")
+
+    def of(self, chars: int) -> ThreadPoolExecutor:
+        return self._large if chars > LARGE_PROMPT_CHARS else self._ordinary
+
+    def shutdown(self) -> None:
+        for pool in (self._ordinary, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class PromptEncoder:
+    """Text or chat messages → token ids of one model.
+
+    ``max_tokens`` bounds the prompt: a text that cannot fit is refused before it is tokenized where that is certain.
+    All failures are FieldError, naming the request's field.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_tokens: int, pools: EncodePools) -> None:
+        self.template = template
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._pools = pools
+        description = json.loads(tokenizer.to_str())
+        self._missing = _missing_bytes(description["model"])
+        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        # A token covers at most `longest` characters of normalized text, and without a normalizer of the text itself.
+        self._max_chars = max_tokens * longest if description["normalizer"] is None else None
+
+    async def encode_text(self, text: str) -> list[int]:
+        """Ids of ``text`` as it stands."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pools.of(len(text)), self._encode, text, "text")
+
+    async def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of ``messages`` rendered with the model's chat template."""
+        self.template.require()
+        chars = sum(len(message["content"]) for message in messages)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pools.of(chars), self._encode_chat, messages)
+
+    def _encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return self._encode(self.template.render(messages), "chat")
+
+    def _encode(self, text: str, field: str) -> list[int]:
+        if self._max_chars is not None and len(text) > self._max_chars:
+            raise FieldError(
+                field, f"has {len(text)} characters, which is more than {self._max_tokens} tokens, the prompt's limit"
+            )
+        self._check_bytes(text, field)
+        # The batch call releases the interpreter lock while it works, the single one does not.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if not ids:
+            raise FieldError(field, "gives no tokens")
+        return ids
+
+    def _check_bytes(self, text: str, field: str) -> None:
+        """Refuse what the tokenizer would silently drop."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise FieldError(
+                field, f"has a lone surrogate U+{ord(text[error.start]):04X} at character {error.start}"
+            ) from error
+        if not self._missing or len(data.translate(None, self._missing)) == len(data):
+            return
+        offset = next(offset for offset, byte in enumerate(data) if byte in self._missing)
+        char = len(data[:offset].decode(errors="ignore"))
+        raise FieldError(
+            field, f"has byte 0x{data[offset]:02X} at character {char}, which the model's vocabulary cannot encode"
+        )
+
+
+def _missing_bytes(model: dict[str, object]) -> bytes:
+    """Bytes that a byte-level vocabulary has no token for and that nothing stands in for."""
+    vocabulary = model["vocab"]
+    assert isinstance(vocabulary, dict)
+    if model["type"] != "BPE" or model.get("unk_token") is not None or model.get("byte_fallback"):
+        return b""
+    return bytes(byte for char, byte in byte_of_char().items() if char not in vocabulary)
