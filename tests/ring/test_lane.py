@@ -1,0 +1,149 @@
+"""The gateway's side of a lane, against the stand-in engine stepped by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.ring import schema
+from services.ring.errors import AttachTimeoutError, CorruptLogError, LaneLostError
+from services.ring.record import pack_record
+from services.ring.schema import DescriptorFlag, FinishReason, LogKind, SlotPhase
+from tests.support.lanes import LEASE_TIMEOUT, lane_pair
+from tests.support.rings import ring_info
+from tests.support.stand_in_engine import Behaviour
+
+
+def test_a_request_is_admitted_streamed_and_finished() -> None:
+    pair = lane_pair()
+    position = pair.lane.submit(pack_record([5, 6, 7], slot=3, max_tokens=5), 64)
+    entries = pair.run()
+    assert entries["kind"].tolist() == [LogKind.ADMITTED] + [LogKind.TOKEN] * 5 + [LogKind.FINISH]
+    assert entries["token"][1:-1].tolist() == [5, 6, 7, 5, 6]
+    assert entries["detail"][-1] == FinishReason.LENGTH
+    assert set(entries["tag"].tolist()) == {schema.submission_tag(position)}
+    assert set(entries["slot"].tolist()) == {3}
+    assert pair.lane.slot_statuses()[3] == schema.slot_status_word(
+        schema.submission_tag(position), SlotPhase.FREE, FinishReason.LENGTH
+    )
+
+
+def test_alternatives_precede_their_token() -> None:
+    pair = lane_pair()
+    record = pack_record([5], slot=0, max_tokens=2, flags=DescriptorFlag.LOGPROBS, top_logprobs=2)
+    pair.lane.submit(record, 0)
+    entries = pair.run()
+    assert entries["kind"].tolist() == [1, 2, 2, 3, 2, 2, 3, 4]
+    assert entries["value"][1:4].tolist() == [-0.5, -1.5, -0.5]
+
+
+def test_operations_per_call() -> None:
+    """One-sided operations are the price of a token over RDMA, so each call has a fixed number of them."""
+    pair = lane_pair(ring_info(log_entries=64))
+    counters = pair.transport.counters
+    before = (counters.reads, counters.writes)
+
+    def cost(reads: int, writes: int) -> None:
+        nonlocal before
+        assert (counters.reads - before[0], counters.writes - before[1]) == (reads, writes)
+        before = (counters.reads, counters.writes)
+
+    position = pair.lane.submit(pack_record(range(1000), slot=0, max_tokens=9), 0)
+    cost(0, 2)
+    pair.engine.step()
+    pair.lane.poll()
+    cost(1, 0)
+    assert pair.lane.read_log().size == 11
+    cost(1, 0)
+    assert pair.lane.read_log().size == 0
+    cost(0, 0)
+    assert pair.lane.acknowledge()
+    cost(0, 1)
+    assert not pair.lane.acknowledge()
+    cost(0, 0)
+    pair.lane.cancel(0, position)
+    cost(0, 1)
+    pair.lane.slot_statuses()
+    cost(1, 0)
+
+
+def test_cancel_ends_the_submission_and_no_later_one_of_the_slot() -> None:
+    pair = lane_pair(behaviour=Behaviour(tokens_per_second=0.001))
+    position = pair.lane.submit(pack_record([1], slot=2, max_tokens=9), 0)
+    pair.lane.cancel(2, position)
+    assert pair.run()["detail"][-1] == FinishReason.CANCELLED
+    pair.lane.submit(pack_record([1], slot=2, max_tokens=9), 0)
+    assert pair.run()["kind"].tolist() == [LogKind.ADMITTED]
+
+
+def test_a_log_that_is_not_acknowledged_pauses_and_goes_on_without_loss() -> None:
+    pair = lane_pair(ring_info(log_entries=64))
+    pair.lane.submit(pack_record(range(100, 400), slot=0, max_tokens=300), 0)
+    for _ in range(100):
+        pair.engine.step()
+    assert pair.lane.poll().log_head - pair.lane.log_tail <= 64
+    entries = pair.run(100)
+    tokens = entries["token"][entries["kind"] == LogKind.TOKEN]
+    np.testing.assert_array_equal(tokens, np.arange(100, 400))
+
+
+def test_lane_taken_by_another_gateway_is_noticed() -> None:
+    pair = lane_pair()
+    rival = pair.rival(gateway_epoch=8)
+    rival.begin_attach()
+    assert not rival.attached()
+    pair.engine.step()
+    assert rival.attached()
+    with pytest.raises(LaneLostError, match="epoch 8"):
+        pair.lane.poll()
+    with pytest.raises(LaneLostError, match="not attached"):
+        pair.lane.submit(pack_record([1], slot=0, max_tokens=1), 0)
+
+
+def test_lease_that_ran_out_stops_the_gateway_by_itself() -> None:
+    pair = lane_pair()
+    pair.clock.now += LEASE_TIMEOUT
+    with pytest.raises(LaneLostError, match="no lease renewal"):
+        pair.lane.submit(pack_record([1], slot=0, max_tokens=1), 0)
+
+
+def test_lease_is_renewed_after_a_quarter_of_it() -> None:
+    pair = lane_pair()
+    assert not pair.lane.acknowledge()
+    pair.clock.now += LEASE_TIMEOUT / 4
+    assert pair.lane.acknowledge()
+
+
+def test_attach_gives_up_at_its_deadline() -> None:
+    pair = lane_pair(attach=False)
+    with pytest.raises(AttachTimeoutError, match="lane 0"):
+        pair.lane.attach(timeout=-1.0)
+
+
+def test_an_epoch_attaches_once() -> None:
+    pair = lane_pair()
+    with pytest.raises(LaneLostError, match="already attached under epoch 7"):
+        pair.rival(gateway_epoch=7).begin_attach()
+
+
+def test_detach_frees_the_lane() -> None:
+    pair = lane_pair()
+    pair.lane.detach()
+    pair.engine.step()
+    assert not pair.rival(gateway_epoch=8).attached()
+    assert pair.transport.read(pair.info.geometry.outbound(0), 8) == bytes(8)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(1, 192), (-64, 192), (1 << 16, 192), ((1 << 16) - 128, 192)])
+def test_record_outside_the_arena_is_refused(offset: int, size: int) -> None:
+    with pytest.raises(ValueError, match="must start on a 64-byte line"):
+        lane_pair().lane.submit(bytes(size), offset)
+
+
+def test_a_head_that_overran_the_reader_is_an_error_not_a_gap() -> None:
+    pair = lane_pair()
+    head = pair.info.geometry.outbound(0) + schema.LANE_OUTBOUND.offset_of("log_head")
+    pair.transport.write(head, (129).to_bytes(8, "little"), flag=True)
+    pair.lane.poll()
+    with pytest.raises(CorruptLogError, match="head is 129 with 0 read"):
+        pair.lane.read_log()
