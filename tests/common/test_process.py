@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,47 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
     code, (_, event) = run("--lanes", "3")
     assert code == 70
     assert event["exception"]
+
+
+CHILD = """
+import signal
+from services.common.process import stop_with_parent
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+stop_with_parent()
+print("started", flush=True)
+signal.sigwait({signal.SIGTERM})
+print("told to stop", flush=True)
+"""
+PARENT = f"""
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {CHILD!r}], env={{**os.environ, "BLINK_PARENT_PID": str(os.getpid())}})
+sys.stdin.read()
+"""
+
+
+def test_a_child_is_told_to_stop_when_its_parent_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "started\n"
+        parent.kill()
+        assert parent.stdout.readline() == "told to stop\n"
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "BLINK_PARENT_PID": "1"},
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "already ended" in done.stderr
