@@ -1,0 +1,19 @@
+"""What can be wrong with a checkpoint."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """A checkpoint can't be served; the message names the file, what is wrong and what would be right."""
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """The path holds no checkpoint."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """The files contradict their own format: wrong magic, truncated, a missing or misshapen tensor."""
+
+
+class UnsupportedCheckpointError(CheckpointError):
+    """The files are sound, but ask for something that Blink would have to approximate."""
