@@ -287,7 +287,12 @@ LANE_OUTBOUND = Struct(
     (
         Field("attached_epoch", "u64", "the gateway epoch that is served; 0 when the lane is free"),
         Field("log_head", "u64", "log entries published since the lane's first"),
-        Field("next_position", "u64", "of the doorbell that the engine expects next; goes on over attaches"),
+        Field(
+            "next_position",
+            "u64",
+            "of the doorbell that the engine expects next; every attach skips slots_per_lane positions, so that no "
+            "doorbell, cancel or log tag of a previous owner can match",
+        ),
         Field("attach_log_head", "u64", "log_head when attached_epoch was last set"),
     ),
 )
