@@ -35,6 +35,20 @@ class LaneLostError(RingError):
     """The lane no longer belongs to this gateway: another attached, or the lease ran out. Attach again."""
 
 
+class LaneFullError(RingError):
+    """More submissions than slots: one would overwrite a doorbell that the engine has not read."""
+
+    def __init__(self, lane: int, slots: int) -> None:
+        super().__init__(f"lane {lane}: all {slots} doorbells wait for the engine; a slot was used before its FINISH")
+
+
+class EngineRestartedError(RingError):
+    """The engine that this gateway attached to is gone: its requests ended without an answer. Attach again."""
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(f"engine epoch is {found}, was {expected}: the engine restarted")
+
+
 class AttachTimeoutError(RingError):
     """The engine did not take the attach in time."""
 

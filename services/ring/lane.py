@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.ring import dtypes, schema
-from services.ring.errors import AttachTimeoutError, CorruptLogError, LaneLostError
+from services.ring.errors import AttachTimeoutError, CorruptLogError, LaneFullError, LaneLostError
 from services.ring.schema import LINE_BYTES, RingGeometry
 from services.ring.transport import Transport
 
@@ -145,6 +145,7 @@ class LaneClient:
 
         Raises:
             ValueError: the record leaves the arena or does not start on a line.
+            LaneFullError: every doorbell is taken by a submission that the engine has not consumed.
             LaneLostError: see the class.
         """
         if record_offset % LINE_BYTES or not 0 <= record_offset <= self.geometry.arena_bytes - len(record):
@@ -154,6 +155,8 @@ class LaneClient:
             )
         self._check_owned()
         position = self.next_position
+        if position - self._state.next_position >= self.geometry.slots_per_lane:
+            raise LaneFullError(self.lane, self.geometry.slots_per_lane)
         self._transport.write(self._arena + record_offset, record)
         self._write_flag(self.geometry.doorbell(self.lane, position), schema.doorbell_word(position, record_offset))
         self.next_position = position + 1

@@ -46,6 +46,9 @@ class Behaviour:
     lease_timeout: float | None = None  # seconds; None never reclaims a lane
     heartbeat_frozen: bool = False  # the process lives but its loop is stuck, as a hung engine
     idle_sleep: float = 0.0002  # seconds between rounds that found nothing
+    clock: Callable[[], float] = time.monotonic  # seconds
+    first_position: int = 0  # where each lane's submissions and log entries begin to count, to reach wrap-around
+    first_log_entry: int = 0
 
 
 @dataclass
@@ -71,7 +74,9 @@ class StandInLane:
         self._status = self._view(status_offset, dtypes.LANE_STATUS, 1)
         self._seen_epoch = 0  # last read
         self._served_epoch = 0
-        self._head = self._tail = self._position = self._lease = 0
+        self._head = self._tail = behaviour.first_log_entry
+        self._position = behaviour.first_position
+        self._lease = 0
         self._lease_seen_at = 0.0
         self._tags = np.zeros(slots, np.uint32)
         self._cancel_words = np.zeros(slots, np.uint64)  # that cancel the live submission
@@ -90,7 +95,7 @@ class StandInLane:
         The epoch is read first, so all that is read after it is its owner's. Doorbells are read before cancels and the
         tail, which their gateway wrote earlier or aims at an earlier doorbell.
         """
-        now = time.monotonic()
+        now = self._behaviour.clock()
         epoch = self._load(self._inbound + schema.LANE_INBOUND.offset_of("gateway_epoch"))
         if epoch != self._seen_epoch:  # an epoch is served once: not again after its lease ran out
             self._seen_epoch = epoch
@@ -109,10 +114,14 @@ class StandInLane:
         return busy
 
     def _serve(self, epoch: int, now: float) -> None:
-        """Drop what is live and serve ``epoch``, 0 for nobody. The epoch is published last."""
+        """Drop what is live and serve ``epoch``, 0 for nobody. The epoch is published last.
+
+        Positions skip what the previous owner may have under way, so that none of it matches the new owner's.
+        """
         self.live[:] = False
         self._statuses[:] = 0
         self._tail, self._served_epoch, self._lease_seen_at = self._head, epoch, now
+        self._position += self._geometry.slots_per_lane
         self._store_outbound("attach_log_head", self._head)
         self._publish()
         self._store_outbound("attached_epoch", epoch)
