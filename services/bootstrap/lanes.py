@@ -1,0 +1,84 @@
+"""Which gateway owns which lane."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.bootstrap.errors import NoFreeLaneError
+from services.ring.schema import LanePhase
+
+
+@dataclass(frozen=True)
+class LaneGrant:
+    """``gateway_epoch`` is what the gateway writes into the lane to take possession."""
+
+    lane: int
+    gateway_epoch: int
+
+
+@dataclass
+class _Owner:
+    gateway_id: str
+    granted_at: float
+
+
+class LaneTable:
+    """Grants lanes: the same gateway its own again, anybody else one that nobody holds.
+
+    The ring says who is attached; this table only adds who was promised a lane and has not taken it yet. A promise
+    lapses after ``promise_seconds``. Epochs grow over restarts of bootstrap too, so that none is ever used twice.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        promise_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        first_epoch: int | None = None,
+    ) -> None:
+        self._owners: list[_Owner | None] = [None] * lanes
+        self._promise_seconds = promise_seconds
+        self._clock = clock
+        self._next_epoch = time.time_ns() if first_epoch is None else first_epoch
+
+    def grant(self, gateway_id: str, phases: Sequence[int]) -> LaneGrant:
+        """Pick a lane for a gateway.
+
+        Args:
+            gateway_id: who asks.
+            phases: [lanes] of LanePhase, as the engine publishes them now.
+
+        Raises:
+            NoFreeLaneError: every lane is attached or promised to others.
+        """
+        now = self._clock()
+        lane = self._own_lane(gateway_id)
+        if lane is None:
+            lane = self._free_lane(phases, now)
+        if lane is None:
+            raise NoFreeLaneError(f"all {len(self._owners)} lanes are leased; start bootstrap with more lanes")
+        self._owners[lane] = _Owner(gateway_id, now)
+        epoch = self._next_epoch
+        self._next_epoch += 1
+        return LaneGrant(lane, epoch)
+
+    def _own_lane(self, gateway_id: str) -> int | None:
+        for lane, owner in enumerate(self._owners):
+            if owner is not None and owner.gateway_id == gateway_id:
+                return lane
+        return None
+
+    def _free_lane(self, phases: Sequence[int], now: float) -> int | None:
+        """A lane nobody had yet, else the one whose owner is gone longest: restarted gateways find their own."""
+        best, best_time = None, 0.0
+        for lane, owner in enumerate(self._owners):
+            if phases[lane] != LanePhase.FREE:
+                continue
+            if owner is None:
+                return lane
+            lapsed = now - owner.granted_at >= self._promise_seconds
+            if lapsed and (best is None or owner.granted_at < best_time):
+                best, best_time = lane, owner.granted_at
+        return best
