@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from services.ring.header import RingInfo
 from services.ring.lane import LaneClient
 from services.ring.loopback import Faults, LoopbackTransport
 from services.ring.memory import Region
+from services.ring.transport import Transport
 from tests.support.rings import private_ring, ring_info
 from tests.support.stand_in_engine import Behaviour, StandInEngine
 
@@ -36,12 +37,20 @@ class LanePair:
     lane: LaneClient
     engine: StandInEngine
 
-    def rival(self, gateway_epoch: int) -> LaneClient:
-        """Another gateway's client of the same lane."""
+    def attach(self) -> None:
+        """Let the lane's client attach, whatever the link does."""
+        self.lane.begin_attach()
+        self.transport.flush()
+        self.engine.step()
+        assert self.lane.attached()
+        self.transport.flush()
+
+    def rival(self, gateway_epoch: int, *, lane: int = 0, transport: Transport | None = None) -> LaneClient:
+        """Another gateway, of the same lane unless told otherwise."""
         return LaneClient(
-            LoopbackTransport(self.region),
+            transport or LoopbackTransport(self.region),
             self.info.geometry,
-            self.lane.lane,
+            lane,
             gateway_epoch=gateway_epoch,
             lease_timeout=LEASE_TIMEOUT,
             clock=self.clock,
@@ -70,15 +79,12 @@ def lane_pair(
     info = info or ring_info()
     region = private_ring(info)
     clock = Clock()
+    behaviour = replace(behaviour or Behaviour(), clock=clock)
     transport = LoopbackTransport(region, faults)
     lane = LaneClient(
         transport, info.geometry, 0, gateway_epoch=gateway_epoch, lease_timeout=LEASE_TIMEOUT, clock=clock
     )
     pair = LanePair(info, region, clock, transport, lane, StandInEngine(region, behaviour))
     if attach:
-        lane.begin_attach()
-        transport.flush()
-        pair.engine.step()
-        assert lane.attached()
-        transport.flush()
+        pair.attach()
     return pair
