@@ -49,6 +49,12 @@ class StopStrings:
         self._held = text[keep:]
         return Scan(text[:keep])
 
+    def copy(self) -> StopStrings:
+        """A scanner in the same state."""
+        twin = StopStrings(self._strings)
+        twin._held = self._held
+        return twin
+
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
         held, self._held = self._held, ""

@@ -1,0 +1,163 @@
+"""Keeps the worker attached to its engine: handshake, session, loss, and again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+from blink.v1 import bootstrap_pb2, bootstrap_pb2_grpc
+
+from services.common.logging import get_logger
+from services.dpu_gateway.detokenizer import UnsupportedTokenizerError
+from services.dpu_gateway.errors import UnavailableError
+from services.dpu_gateway.liveness import EngineLostError
+from services.dpu_gateway.model import Model, load_model
+from services.dpu_gateway.session import Session
+from services.dpu_gateway.settings import GatewaySettings
+from services.dpu_gateway.tokenizer import EncodePools
+from services.ring.errors import RingError
+from services.ring.header import read_ring_info
+from services.ring.lane import LaneClient
+from services.ring.schema import ABI_VERSION, LAYOUT_HASH
+from services.ring.shm import ShmTransport
+from services.ring.transport import Transport
+
+ATTACH_POLL = 0.002
+# A tokenizer and a template of any size travel in the handshake.
+HANDSHAKE_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
+
+
+class AttachError(Exception):
+    """This try to attach failed; the message says why."""
+
+
+class EngineLink:
+    """``on_health(serving)`` is awaited after every change of whether requests can be served."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        bootstrap: str,
+        pools: EncodePools,
+        on_health: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._bootstrap = bootstrap
+        self._pools = pools
+        self._on_health = on_health
+        self._session: Session | None = None
+        self._model: Model | None = None  # kept over re-attachments to the same model
+        self._reported: bool | None = None
+        self._why = "no engine is attached yet"
+        self._log = get_logger(lane_owner=settings.lane_owner)
+
+    @property
+    def session(self) -> Session | None:
+        return self._session
+
+    def require_session(self) -> Session:
+        """The live session. Raises UnavailableError saying why there is none, or why it takes no requests."""
+        session = self._session
+        if session is None:
+            raise UnavailableError(self._why, self._settings.retry_after)
+        return session
+
+    @property
+    def model(self) -> Model | None:
+        """The model last served."""
+        return self._model
+
+    async def run(self) -> None:
+        """Attach and serve for ever; ends by being cancelled, and then gives the lane back."""
+        async with grpc.aio.insecure_channel(self._bootstrap, options=HANDSHAKE_OPTIONS) as channel:
+            stub = bootstrap_pb2_grpc.BootstrapStub(channel)
+            while True:
+                try:
+                    session = await self._attach(stub)
+                except (AttachError, RingError, UnsupportedTokenizerError) as error:
+                    self._explain(str(error))
+                    await self._report(False)
+                else:
+                    await self._serve(session)
+                await asyncio.sleep(self._settings.reattach_delay)
+
+    async def _serve(self, session: Session) -> None:
+        self._log.info("attached", lane=session.lane.lane, engine_epoch=session.engine_epoch)
+        reason = "the gateway is stopping"
+        watcher = asyncio.create_task(self._watch_health(session))
+        self._session = session
+        try:
+            await session.run()
+        except (EngineLostError, RingError) as error:
+            reason = str(error)
+        finally:
+            self._session = None
+            watcher.cancel()
+            session.fail_all(UnavailableError(reason, self._settings.retry_after))
+            session.close()
+            self._explain(reason)
+            await self._report(False)
+
+    async def _watch_health(self, session: Session) -> None:
+        while True:
+            await self._report(session.liveness.serving)
+            await asyncio.sleep(self._settings.watch_interval)
+
+    async def _report(self, serving: bool) -> None:
+        if serving != self._reported:
+            self._reported = serving
+            await self._on_health(serving)
+
+    def _explain(self, why: str) -> None:
+        if why != self._why:
+            self._log.warning("engine_unavailable", reason=why)
+        self._why = why
+
+    async def _attach(self, stub: bootstrap_pb2_grpc.BootstrapAsyncStub) -> Session:
+        settings = self._settings
+        request = bootstrap_pb2.AttachRequest(
+            gateway_id=settings.lane_owner, abi_version=ABI_VERSION, layout_hash=LAYOUT_HASH
+        )
+        try:
+            grant = await stub.Attach(request, timeout=settings.attach_timeout)
+        except grpc.aio.AioRpcError as error:
+            raise AttachError(f"the bootstrap at {self._bootstrap} grants no lane: {error.details()}") from error
+        transport = _open_transport(grant)
+        try:
+            info = read_ring_info(transport, expected_fingerprint=bytes.fromhex(grant.model.fingerprint))
+            if self._model is None or self._model.card != grant.model:
+                self._model = await asyncio.to_thread(load_model, grant.model, info, self._pools)
+            lane = LaneClient(
+                transport,
+                info.geometry,
+                grant.lane,
+                gateway_epoch=grant.gateway_epoch,
+                lease_timeout=grant.lease_timeout_ms / 1000,
+            )
+            lane.begin_attach()
+            deadline = time.monotonic() + settings.attach_timeout
+            while not lane.attached():
+                if time.monotonic() > deadline:
+                    raise AttachError(f"the engine did not answer on lane {grant.lane} in {settings.attach_timeout} s")
+                await asyncio.sleep(ATTACH_POLL)
+            return Session(
+                transport=transport,
+                info=info,
+                lane=lane,
+                model=self._model,
+                engine_epoch=grant.engine_epoch,
+                settings=settings,
+            )
+        except BaseException:
+            transport.close()
+            raise
+
+
+def _open_transport(grant: bootstrap_pb2.AttachResponse) -> Transport:
+    match grant.WhichOneof("transport"):
+        case "shm":
+            return ShmTransport(grant.shm.path)
+        case kind:
+            raise AttachError(f"the bootstrap offers transport {kind}, this gateway speaks shm")

@@ -1,0 +1,54 @@
+"""The other workers of the same port, reached over private unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+from blink.v1 import inference_pb2, inference_pb2_grpc
+
+FORWARDED = "blink-forwarded"
+TIMEOUT = 1.0
+
+
+def socket_path(directory: Path, instance: str, worker: int) -> Path:
+    """Where one worker listens for its peers."""
+    return directory / f"gateway-{instance}-{worker}.sock"
+
+
+def is_forwarded(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+    """Whether the call came from a peer, so that it is not forwarded again."""
+    return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
+
+
+class Peers:
+    """Finds the peers' sockets anew for each call: workers come and go. A dead one's socket is no failure."""
+
+    def __init__(self, directory: Path, instance: str, worker: int) -> None:
+        self._directory = directory
+        self._pattern = f"gateway-{instance}-*.sock"
+        self._own = socket_path(directory, instance, worker)
+        self._channels: dict[Path, grpc.aio.Channel] = {}
+
+    async def abort(self, request_id: str) -> bool:
+        """Ask every peer at once; whether any of them had the request."""
+        paths = [path for path in self._directory.glob(self._pattern) if path != self._own]
+        return any(await asyncio.gather(*(self._abort_at(path, request_id) for path in paths)))
+
+    async def _abort_at(self, path: Path, request_id: str) -> bool:
+        if path not in self._channels:
+            self._channels[path] = grpc.aio.insecure_channel(f"unix:{path}")
+        stub = inference_pb2_grpc.InferenceStub(self._channels[path])
+        request = inference_pb2.AbortRequest(request_id=request_id)
+        try:
+            response = await stub.Abort(request, timeout=TIMEOUT, metadata=((FORWARDED, "1"),))
+        except grpc.aio.AioRpcError:
+            return False
+        return response.found
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()

@@ -1,0 +1,121 @@
+"""Reads the lane's token log and hands each stream its own part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from services.dpu_gateway.streams import Entries, Stream
+from services.ring.errors import CorruptLogError
+from services.ring.lane import LaneClient
+from services.ring.schema import FinishReason, LogKind
+
+
+class TokenReader:
+    """One per worker: whatever the number of streams, a round is one look at the lane's head line and, if it moved,
+    one bulk read, demultiplexed by numpy. Python work is per stream that got something, never per token.
+
+    ``on_finish`` is called for each stream that the engine has finished, after the log's tail was written;
+    ``on_slow`` for each that leaves more than ``max_unsent`` entries lying.
+    """
+
+    def __init__(
+        self,
+        lane: LaneClient,
+        max_unsent: int,
+        on_finish: Callable[[Stream], None],
+        on_slow: Callable[[Stream], None],
+    ) -> None:
+        slots = lane.geometry.slots_per_lane
+        self._lane = lane
+        self._max_unsent = max_unsent
+        self._on_finish = on_finish
+        self._on_slow = on_slow
+        self._streams: list[Stream | None] = [None] * slots
+        self._tags: npt.NDArray[np.uint32] = np.zeros(slots, np.uint32)  # 0: no live submission
+        self._unaccepted: deque[Stream] = deque()  # in order of position
+        self._consumed_position = lane.next_position  # doorbells before it were taken as of the last round
+
+    def add(self, stream: Stream) -> None:
+        """A submission was made: its entries go to ``stream`` from now on."""
+        self._streams[stream.slot] = stream
+        self._tags[stream.slot] = stream.tag
+        self._unaccepted.append(stream)
+
+    def streams(self) -> list[Stream]:
+        """All that the engine has not finished."""
+        return [stream for stream in self._streams if stream is not None]
+
+    def poll(self) -> bool:
+        """One round; whether there was anything new. Raises RingError when the lane is lost."""
+        state = self._lane.poll()
+        entries = self._lane.read_log()
+        finished = self._distribute(entries) if len(entries) else []
+        # Positions as of the round before: a refusal is published no later than the position behind it.
+        while self._unaccepted and self._unaccepted[0].position < self._consumed_position:
+            stream = self._unaccepted.popleft()
+            if stream.finish is FinishReason.NONE:
+                stream.accept()
+        self._consumed_position = state.next_position
+        self._lane.acknowledge()
+        for stream in finished:
+            self._on_finish(stream)
+        return len(entries) > 0
+
+    def _distribute(self, entries: Entries) -> list[Stream]:
+        if int(entries["slot"].max()) >= len(self._streams):
+            raise CorruptLogError(f"the log names slot {int(entries['slot'].max())}, the lane has {len(self._streams)}")
+        live = self._tags[entries["slot"]] == entries["tag"]
+        if not live.all():  # left from before this gateway took the lane
+            entries = entries[live]
+            if not len(entries):
+                return []
+        entries = entries[np.argsort(entries["slot"], kind="stable")]
+        slots, kinds = entries["slot"], entries["kind"]
+        is_token = kinds == LogKind.TOKEN
+        tokens = entries["token"][is_token].tolist()
+        starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
+        bounds = np.append(starts, len(entries))
+        token_bounds = np.concatenate(([0], np.cumsum(is_token)))[bounds].tolist()
+        first_kinds = kinds[starts].tolist()
+        bounds_list = bounds.tolist()
+        for index, slot in enumerate(slots[starts].tolist()):
+            stream = self._streams[slot]
+            if stream is None or first_kinds[index] == LogKind.FINISH:
+                continue
+            stream.accept()
+            start, end = token_bounds[index], token_bounds[index + 1]
+            if stream.with_logprobs:
+                self._feed_entries(stream, entries[bounds_list[index] : bounds_list[index + 1]])
+            elif end > start:
+                stream.feed_tokens(tokens[start:end])
+            if stream.unsent > self._max_unsent:
+                self._on_slow(stream)
+        return self._end(entries[kinds == LogKind.FINISH])
+
+    @staticmethod
+    def _feed_entries(stream: Stream, entries: Entries) -> None:
+        kinds = entries["kind"]
+        wanted = entries[(kinds == LogKind.TOKEN) | (kinds == LogKind.TOP_LOGPROB)]
+        if len(wanted):
+            stream.feed_entries(wanted)
+
+    def _end(self, entries: Entries) -> list[Stream]:
+        finished = []
+        for entry in entries:
+            slot = int(entry["slot"])
+            stream = self._streams[slot]
+            if stream is None:
+                continue
+            self._streams[slot] = None
+            self._tags[slot] = 0
+            try:
+                reason = FinishReason(int(entry["detail"]))
+            except ValueError as error:
+                raise CorruptLogError(f"the log has an unknown finish reason: {error}") from error
+            stream.end(reason, int(entry["token"]))
+            finished.append(stream)
+        return finished

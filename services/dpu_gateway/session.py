@@ -1,0 +1,215 @@
+"""One attachment to one engine: what the worker holds in its lane from attach to loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+
+from services.dpu_gateway.arena import Arena
+from services.dpu_gateway.errors import FieldError, GatewayError, OverloadedError
+from services.dpu_gateway.liveness import Liveness
+from services.dpu_gateway.model import Model
+from services.dpu_gateway.reader import TokenReader
+from services.dpu_gateway.request import Request
+from services.dpu_gateway.settings import GatewaySettings
+from services.dpu_gateway.slots import SlotTracker
+from services.dpu_gateway.streams import Stream
+from services.ring.errors import RingError
+from services.ring.header import RingInfo, RingStatus, read_status
+from services.ring.lane import LaneClient
+from services.ring.record import pack_record
+from services.ring.schema import (
+    DescriptorFlag,
+    FinishReason,
+    record_bytes,
+    submission_tag,
+)
+from services.ring.transport import Transport
+
+SLOW_AFTER = 0.05  # seconds without tokens after which the reader takes its time
+
+# Requests that the engine refused never occupied their slot, so its status will not say that it is free.
+NEVER_IN_SLOT = frozenset({FinishReason.REJECTED, FinishReason.QUEUE_FULL, FinishReason.SHUTDOWN})
+
+
+class Session:
+    """The lane's slots, arena, streams and reader. Owned by the event loop; no method blocks."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        info: RingInfo,
+        lane: LaneClient,
+        model: Model,
+        engine_epoch: int,
+        settings: GatewaySettings,
+    ) -> None:
+        self.model = model
+        self.lane = lane
+        self.engine_epoch = engine_epoch
+        self.liveness = Liveness(engine_epoch, settings.heartbeat_timeout, settings.progress_timeout)
+        self.geometry = info.geometry
+        self._transport = transport
+        self._settings = settings
+        self._slots = SlotTracker(info.geometry.slots_per_lane, lane.slot_statuses)
+        self._arena = Arena(info.geometry.arena_bytes)
+        self._reader = TokenReader(lane, settings.max_unsent_entries, self._finished, self._too_slow)
+        self._streams: dict[str, Stream | None] = {}  # by request id; None: not submitted yet
+
+    # Requests
+
+    def reserve(self, request_id: str) -> int:
+        """A slot for a request that will be submitted or given back. Raises OverloadedError or FieldError at once."""
+        if request_id in self._streams:
+            raise FieldError("request_id", f"{request_id!r} is in use by a running request")
+        slot = self._slots.take()
+        if slot is None:
+            raise OverloadedError(f"all {self._slots.slots} slots are in use", self._settings.retry_after)
+        self._streams[request_id] = None
+        return slot
+
+    def release(self, request_id: str, slot: int) -> None:
+        """Give back a reservation."""
+        del self._streams[request_id]
+        self._slots.untake(slot)
+
+    def submit(self, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
+        """Write the request into the lane. The reservation becomes the stream's.
+
+        Raises:
+            OverloadedError: the arena has no room for it now.
+            FieldError: the arena never has.
+            RingError: the lane is lost.
+        """
+        length = record_bytes(len(prompt), max_tokens)
+        if length > self._arena.size:
+            raise FieldError(
+                "stop.max_tokens",
+                f"is {max_tokens}: with the prompt's {len(prompt)} tokens it needs {length} bytes of the gateway's "
+                f"arena, which has {self._arena.size}",
+            )
+        span = self._arena.allocate(length)
+        if span is None:
+            raise OverloadedError("the gateway's prompt arena is full", self._settings.retry_after)
+        try:
+            record = _pack(request, slot, prompt, max_tokens)
+            position = self.lane.submit(record, span)
+        except BaseException:
+            self._arena.free(span)
+            raise
+        tag = submission_tag(position)
+        stream = Stream(
+            request.request_id,
+            slot=slot,
+            position=position,
+            tag=tag,
+            span=span,
+            with_logprobs=request.logprobs is not None,
+        )
+        self._streams[request.request_id] = stream
+        self._reader.add(stream)
+        return stream
+
+    def give_up(self, stream: Stream, error: GatewayError) -> None:
+        """Nobody waits for ``stream`` any more: its id is free at once, its slot after the engine's FINISH."""
+        self._cancel(stream)
+        stream.fail(error)
+        self._forget(stream)
+
+    def _cancel(self, stream: Stream) -> None:
+        if stream.finish is FinishReason.NONE:
+            with contextlib.suppress(RingError):  # a lost lane has no requests left
+                self.lane.cancel(stream.slot, stream.position)
+
+    def abort(self, request_id: str) -> bool:
+        """Cancel by id; its stream finishes as CANCELLED. Whether there was such a request."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.finish is not FinishReason.NONE:
+            return False
+        stream.abort_requested = True
+        self._cancel(stream)
+        return True
+
+    def fail_all(self, error: GatewayError) -> None:
+        """End every open stream with ``error``."""
+        for stream in self._reader.streams():
+            stream.fail(error)
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots.available
+
+    def _finished(self, stream: Stream) -> None:
+        self._arena.free(stream.span)
+        self._forget(stream)
+        if stream.finish in NEVER_IN_SLOT and not stream.accepted:
+            self._slots.untake(stream.slot)
+        else:
+            self._slots.ended(stream.slot, stream.tag)
+
+    def _too_slow(self, stream: Stream) -> None:
+        self.give_up(
+            stream,
+            OverloadedError(f"the stream is read too slowly: {stream.unsent} tokens wait", self._settings.retry_after),
+        )
+
+    def _forget(self, stream: Stream) -> None:
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+
+    # The worker's one loop
+
+    async def run(self) -> None:
+        """Read tokens, renew the lease and watch the engine until it is lost. Raises EngineLostError or RingError."""
+        fast, slow = self._settings.poll_fast_us / 1e6, self._settings.poll_slow_us / 1e6
+        next_watch = last_token = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= next_watch:
+                self.liveness.look(self.read_status())
+                next_watch = now + self._settings.watch_interval
+            if self._reader.poll():
+                last_token = now
+            await asyncio.sleep(fast if now - last_token < SLOW_AFTER else slow)
+
+    def read_status(self) -> RingStatus:
+        """The ring's header as it is now. Raises TransportLostError."""
+        return read_status(self._transport, self.geometry)
+
+    def close(self) -> None:
+        """Give the lane back, if it is still ours, and let go of the ring."""
+        with contextlib.suppress(RingError):
+            self.lane.detach()
+        self._transport.close()
+
+
+def _pack(request: Request, slot: int, prompt: list[int], max_tokens: int) -> bytes:
+    sampling = request.sampling
+    flags = DescriptorFlag(0)
+    if request.ignore_eos:
+        flags |= DescriptorFlag.IGNORE_EOS
+    if request.logprobs is not None:
+        flags |= DescriptorFlag.LOGPROBS
+    return pack_record(
+        prompt,
+        slot=slot,
+        max_tokens=max_tokens,
+        request_id=int.from_bytes(hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()),
+        seed=request.seed,
+        min_tokens=request.min_tokens,
+        priority=request.priority,
+        time_limit_ms=request.time_limit_ms,
+        flags=flags,
+        top_logprobs=request.logprobs or 0,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        top_k=sampling.top_k,
+        stop_tokens=request.stop_token_ids,
+    )

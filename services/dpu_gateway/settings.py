@@ -1,0 +1,62 @@
+"""A gateway worker's settings."""
+
+from __future__ import annotations
+
+import socket
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from services.common.cpu import available_cpus
+from services.common.runtime import DEFAULT_INSTANCE, InstanceName
+from services.common.settings import ProcessSettings
+
+
+class GatewaySettings(ProcessSettings):
+    """Read once at start; times are in seconds unless the name says otherwise."""
+
+    process: ClassVar[str] = "gateway"
+
+    instance: InstanceName = Field(DEFAULT_INSTANCE, description="which Blink of this machine the worker belongs to")
+    worker: int = Field(0, ge=0, le=255, description="number of this worker among those that share the port")
+    gateway_id: str = Field("", max_length=128, description="names the lane's owner; default HOST/WORKER")
+    listen: str = Field("127.0.0.1:50051", min_length=1, description="address of the API; its workers share it")
+    bootstrap: str = Field("", description="gRPC target of the bootstrap; default the instance's unix socket")
+
+    encode_threads: int = Field(0, ge=0, le=64, description="threads that tokenize; 0 takes one for each available CPU")
+    poll_fast_us: int = Field(
+        500, ge=50, le=100_000, description="between two looks at the token log while tokens flow"
+    )
+    poll_slow_us: int = Field(2_000, ge=50, le=1_000_000, description="the same after a while without tokens")
+    watch_interval: float = Field(0.1, ge=0.001, le=10, description="between two looks at the engine's heartbeat")
+    heartbeat_timeout: float = Field(
+        1.5, ge=0.05, le=60, description="a heartbeat that stands this long is a dead engine"
+    )
+    progress_timeout: float = Field(
+        30.0, ge=0.05, le=3600, description="requests but no step for this long: health reports NOT_SERVING"
+    )
+    attach_timeout: float = Field(5.0, ge=0.1, le=60, description="for the bootstrap and the engine to grant a lane")
+    reattach_delay: float = Field(0.25, ge=0.01, le=60, description="between two tries to attach")
+    retry_after: float = Field(0.5, ge=0, le=60, description="what refused callers are told to wait")
+    drain_limit: float = Field(30.0, ge=0, le=3600, description="for open streams to finish after SIGTERM")
+    max_message_bytes: int = Field(16 << 20, ge=1 << 10, le=1 << 30, description="largest request")
+    max_unsent_entries: int = Field(
+        65_536, ge=64, le=1 << 24, description="log entries held for a client that reads slowly; more end its stream"
+    )
+    keepalive_interval: float = Field(30.0, ge=1, le=3600, description="between pings of idle connections")
+    keepalive_timeout: float = Field(10.0, ge=1, le=600, description="for the answer to a ping")
+
+    @model_validator(mode="after")
+    def _slow_is_not_faster_than_fast(self) -> Self:
+        if self.poll_slow_us < self.poll_fast_us:
+            raise ValueError(f"poll_slow_us is {self.poll_slow_us}, must be at least poll_fast_us, {self.poll_fast_us}")
+        return self
+
+    @property
+    def lane_owner(self) -> str:
+        """Stable over restarts of this worker."""
+        return self.gateway_id or f"{socket.gethostname()}/{self.instance}/{self.worker}"
+
+    @property
+    def tokenizer_threads(self) -> int:
+        return self.encode_threads or available_cpus()

@@ -1,0 +1,158 @@
+"""What the worker knows of one request between the token log and the gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import numpy.typing as npt
+
+from services.dpu_gateway.errors import EngineRejectedError, GatewayError, OverloadedError, UnavailableError
+from services.ring import dtypes
+from services.ring.schema import FinishReason, LogKind, RejectCode
+
+Entries = npt.NDArray[np.void]
+
+
+class Stream:
+    """Filled by the token reader, emptied by the request's coroutine.
+
+    The coroutine sleeps in ``wait`` and is woken only when it waits and there is something for it. While it is busy
+    writing, tokens gather and leave together: a slow client or a busy worker gets larger chunks, not a longer queue of
+    them. ``slot``, ``tag`` and ``span`` say what the request occupies in the lane.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_entries",
+        "_finish",
+        "_reject_code",
+        "_tokens",
+        "_unsent",
+        "_waiter",
+        "abort_requested",
+        "accepted",
+        "error",
+        "position",
+        "request_id",
+        "slot",
+        "span",
+        "tag",
+        "with_logprobs",
+    )
+
+    def __init__(self, request_id: str, *, slot: int, position: int, tag: int, span: int, with_logprobs: bool) -> None:
+        self.request_id = request_id
+        self.slot = slot
+        self.position = position  # of the submission in the lane
+        self.tag = tag
+        self.span = span  # offset of the record in the arena
+        self.with_logprobs = with_logprobs
+        self.accepted = False  # the engine has queued it
+        self.abort_requested = False
+        self.error: GatewayError | None = None
+        self._finish = FinishReason.NONE
+        self._reject_code = 0
+        self._tokens: list[int] = []
+        self._entries: list[Entries] = []  # instead of tokens when log-probabilities are wanted
+        self._unsent = 0
+        self._changed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def unsent(self) -> int:
+        """Log entries that the coroutine has not taken yet."""
+        return self._unsent
+
+    @property
+    def finish(self) -> FinishReason:
+        """How the engine ended the request; NONE while it runs."""
+        return self._finish
+
+    # The reader's side
+
+    def accept(self) -> None:
+        if not self.accepted:
+            self.accepted = True
+            self._wake()
+
+    def feed_tokens(self, tokens: list[int]) -> None:
+        if self.error is not None:
+            return
+        self._tokens += tokens
+        self._unsent += len(tokens)
+        self._wake()
+
+    def feed_entries(self, entries: Entries) -> None:
+        """TOKEN entries, each preceded by its TOP_LOGPROBs; [entries] of dtypes.LOG_ENTRY."""
+        if self.error is not None:
+            return
+        self._entries.append(entries)
+        self._unsent += len(entries)
+        self._wake()
+
+    def end(self, reason: FinishReason, reject_code: int = 0) -> None:
+        """The engine's FINISH."""
+        self._finish = reason
+        self._reject_code = reject_code
+        self._wake()
+
+    def fail(self, error: GatewayError) -> None:
+        """End the stream without the engine's word; what was not sent is dropped."""
+        if self.error is None:
+            self.error = error
+            self._tokens, self._entries, self._unsent = [], [], 0
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # The coroutine's side
+
+    async def wait(self) -> None:
+        """Return when something changed since the last call."""
+        if not self._changed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._changed = False
+
+    def raise_failure(self, retry_after: float) -> None:
+        """Raise what the request failed with, if it did."""
+        if self.error is not None:
+            raise self.error
+        match self._finish:
+            case FinishReason.REJECTED:
+                raise EngineRejectedError(_reject_name(self._reject_code))
+            case FinishReason.QUEUE_FULL:
+                raise OverloadedError("the engine's queue is full", retry_after)
+            case FinishReason.SHUTDOWN:
+                raise UnavailableError("the engine is shutting down", retry_after)
+            case FinishReason.CANCELLED if not self.abort_requested:
+                raise UnavailableError("the engine cancelled the request", retry_after)
+
+    def take_tokens(self) -> list[int]:
+        """Ids that came since the last call."""
+        tokens, self._tokens = self._tokens, []
+        self._unsent -= len(tokens)
+        return tokens
+
+    def take_entries(self) -> Entries:
+        """Whole tokens' entries that came since the last call: the last one is a TOKEN."""
+        if not self._entries:
+            return np.zeros(0, dtypes.LOG_ENTRY)
+        entries = np.concatenate(self._entries)
+        tokens = np.flatnonzero(entries["kind"] == LogKind.TOKEN)
+        whole = int(tokens[-1]) + 1 if tokens.size else 0
+        self._entries = [entries[whole:]] if whole < len(entries) else []
+        self._unsent -= whole
+        return entries[:whole]
+
+
+def _reject_name(code: int) -> str:
+    try:
+        return RejectCode(code).name
+    except ValueError:
+        return f"unknown code {code}"

@@ -1,0 +1,97 @@
+"""One gateway worker: attaches to the engine, serves, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import uvloop
+
+from services.common.logging import get_logger
+from services.common.runtime import bootstrap_address, runtime_directory
+from services.dpu_gateway.control import ControlService
+from services.dpu_gateway.errors import UnavailableError
+from services.dpu_gateway.link import EngineLink
+from services.dpu_gateway.peers import Peers, socket_path
+from services.dpu_gateway.server import Health, build_server, listen
+from services.dpu_gateway.service import InferenceService
+from services.dpu_gateway.settings import GatewaySettings
+from services.dpu_gateway.tokenizer import EncodePools
+
+LAST_WORDS = 1.0  # seconds for statuses to leave once streams were ended
+
+
+class Worker:
+    """``start``, then ``drain``. ``directory`` holds the peers' sockets."""
+
+    def __init__(self, settings: GatewaySettings, directory: Path) -> None:
+        self._settings = settings
+        self._pools = EncodePools(settings.tokenizer_threads)
+        self._health = Health()
+        bootstrap = settings.bootstrap or bootstrap_address(settings.instance)
+        self.link = EngineLink(settings, bootstrap, self._pools, self._health.report)
+        self._peers = Peers(directory, settings.instance, settings.worker)
+        self.inference = InferenceService(self.link, self._peers, settings.retry_after)
+        controller = ControlService(self.link, settings.retry_after)
+        self._server = build_server(settings, self.inference, controller, self._health)
+        self._socket = socket_path(directory, settings.instance, settings.worker)
+        self._log = get_logger()
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen and begin to attach. Raises PortError."""
+        await self._health.report(False)
+        self.port = listen(self._server, self._settings.listen)
+        listen(self._server, f"unix:{self._socket}")
+        await self._server.start()
+        self.link_task = asyncio.create_task(self.link.run(), name="engine-link")
+        self._log.info("listening", address=self._settings.listen, port=self.port)
+
+    async def drain(self) -> None:
+        """Refuse what is new, let open streams finish within the drain limit, end the rest with a status, stop."""
+        self._log.info("draining", open_streams=self.inference.open_streams)
+        self.inference.draining = True
+        await self._health.stop()
+        # Closes the listening sockets at once, so that new connections reach the other workers of the port.
+        limit = self._settings.drain_limit
+        stopping = asyncio.create_task(self._server.stop(limit + LAST_WORDS))
+        try:
+            async with asyncio.timeout(limit):
+                await self.inference.wait_until_idle()
+        except TimeoutError:
+            self._log.warning("drain_limit_reached", open_streams=self.inference.open_streams)
+            if self.link.session is not None:
+                self.link.session.fail_all(UnavailableError("the gateway stopped", self._settings.retry_after))
+            await asyncio.wait([asyncio.create_task(self.inference.wait_until_idle())], timeout=LAST_WORDS)
+        await self._server.stop(0)
+        await stopping
+        await self._close()
+        self._log.info("stopped")
+
+    async def _close(self) -> None:
+        self.link_task.cancel()
+        await asyncio.wait([self.link_task])
+        await self._peers.close()
+        self._pools.shutdown()
+        self._socket.unlink(missing_ok=True)
+
+
+async def serve(settings: GatewaySettings) -> int:
+    """Run until SIGTERM or SIGINT, drain, and return the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    worker = Worker(settings, runtime_directory())
+    await worker.start()
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((stopped, worker.link_task), return_when=asyncio.FIRST_COMPLETED)
+    if worker.link_task.done():
+        worker.link_task.result()  # it runs for ever, so this raises what broke it
+    await worker.drain()
+    return 0
+
+
+def main(settings: GatewaySettings) -> int:
+    return uvloop.run(serve(settings))
