@@ -63,13 +63,19 @@ def _struct_lines(struct: schema.Struct) -> Iterator[str]:
 
 
 FUNCTIONS = """\
-constexpr std::uint32_t submission_tag(std::uint64_t position) {
+#if defined(__CUDACC__)
+#define BLINK_RING_FN __host__ __device__ constexpr
+#else
+#define BLINK_RING_FN constexpr
+#endif
+
+BLINK_RING_FN std::uint32_t submission_tag(std::uint64_t position) {
   return static_cast<std::uint32_t>(position % 0xFFFF'FFFFu) + 1;
 }
-constexpr std::uint64_t doorbell_word(std::uint64_t position, std::uint64_t record_offset) {
+BLINK_RING_FN std::uint64_t doorbell_word(std::uint64_t position, std::uint64_t record_offset) {
   return std::uint64_t{submission_tag(position)} << 32 | record_offset / kLineBytes;
 }
-constexpr std::uint64_t slot_status_word(std::uint32_t tag, SlotPhase phase, FinishReason reason) {
+BLINK_RING_FN std::uint64_t slot_status_word(std::uint32_t tag, SlotPhase phase, FinishReason reason) {
   return std::uint64_t{tag} << 32 | static_cast<std::uint64_t>(phase) << 16 | static_cast<std::uint64_t>(reason);
 }
 """

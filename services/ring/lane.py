@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ _RENEWALS_PER_LEASE = 4
 _ACKNOWLEDGED_PARTS_OF_LOG = 8
 
 
-@dataclass(frozen=True, slots=True)
-class LaneState:
+class LaneState(NamedTuple):
     """LaneOutbound: all that a gateway polls."""
 
     attached_epoch: int
@@ -245,7 +244,7 @@ class LaneClient:
             )
 
     def _read_state(self) -> LaneState:
-        return LaneState(*_OUTBOUND.unpack_from(self._transport.read(self._outbound, LINE_BYTES)))
+        return LaneState._make(_OUTBOUND.unpack_from(self._transport.read(self._outbound, LINE_BYTES)))
 
     def _write_flag(self, offset: int, word: int) -> None:
         self._transport.write(offset, word.to_bytes(8, "little"), flag=True)

@@ -72,7 +72,7 @@ class StandInEngine:
     def run(self) -> None:
         """Serve until ``die`` or a STOP command."""
         while not self._stopped.is_set():
-            if not self.step():
+            if not self.step() and self.behaviour.idle_sleep:
                 self._stopped.wait(self.behaviour.idle_sleep)
 
     def start(self) -> None:
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--fingerprint", type=bytes.fromhex, default=FINGERPRINT, help="hexadecimal")
     parser.add_argument("--tokens-per-second", type=float, help="of each request; as fast as possible by default")
     parser.add_argument("--burst", type=int, default=Behaviour.burst, help="most tokens of a request in one step")
+    parser.add_argument("--idle-sleep", type=float, default=Behaviour.idle_sleep, help="seconds; 0 polls without rest")
     parser.add_argument("--lease-timeout", type=float, help="seconds; never by default")
     options = parser.parse_args()
     info = RingInfo(
@@ -129,7 +130,10 @@ def main() -> None:
         max_context_tokens=options.max_context_tokens,
     )
     behaviour = Behaviour(
-        tokens_per_second=options.tokens_per_second, burst=options.burst, lease_timeout=options.lease_timeout
+        tokens_per_second=options.tokens_per_second,
+        burst=options.burst,
+        idle_sleep=options.idle_sleep,
+        lease_timeout=options.lease_timeout,
     )
     with ShmRing.create(options.path, info) as ring:
         engine = StandInEngine(ring.region, behaviour)
