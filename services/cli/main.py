@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that ``blink --help`` is ins
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -21,7 +22,58 @@ app = typer.Typer(
 models = typer.Typer(help="Fetch and list models.", no_args_is_help=True)
 app.add_typer(models, name="model")
 
+Address = Annotated[
+    str, typer.Option("--address", envvar="BLINK_ADDRESS", help="Gateway to talk to, host:port or unix:/path.")
+]
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+MAX_U32 = (1 << 32) - 1
 ModelName = Annotated[str, typer.Argument(help="Name of a known model; `blink model list` shows them.")]
+
+
+@app.command("generate")
+def generate_text(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it stands, without chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
+    model: Annotated[str | None, typer.Option(help="Refuse to talk to any other model.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Id for logs and Abort.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="Keep the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the smallest set that reaches this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the most likely.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 discourages tokens seen before.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="Subtracted for tokens generated before.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="Subtracted for each time generated.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Repeats a generation.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="Generate at most so many.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="Generate at least so many.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(min=0, max=MAX_U32, help="End at this token.")] = None,
+    ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Go on past end-of-sequence.")] = None,
+    logprobs: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="With --json: so many alternatives.")] = None,
+    priority: Annotated[int | None, typer.Option(help="-4 to 4, higher goes first.")] = None,
+    time_limit: Annotated[float | None, typer.Option(min=0, help="Seconds until generation is cut short.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON.")] = False,
+) -> None:
+    """Stream one generation: a chat when the model has a template. Ctrl-C aborts it."""
+    from services.cli.generate import Options, generate
+
+    generate(Options(**context.params))
+
+
+@app.command("status")
+def show_status(
+    address: Address = DEFAULT_ADDRESS,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two pictures.")] = 1.0,
+    json: Annotated[bool, typer.Option("--json", help="Print GetLoad's answer as JSON.")] = False,
+) -> None:
+    """Show what the engine is doing; fails when the engine or the gateway is dead."""
+    from services.cli.status import status
+
+    status(address, watch, interval, json)
 
 
 @models.command("pull")
@@ -43,14 +95,20 @@ def model_list() -> None:
 def main() -> None:
     """Entry point: a failure is one line on stderr and a non-zero exit code, an interrupt exits with 130."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except BlinkError as error:
         print(f"blink: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except typer.TyperException as error:
+        message = error.format_message()
+        if message and "\n" not in message:  # else it is the help of a command that was given nothing
+            message = f"blink: {message} (--help shows what is possible)"
+        print(message, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output, for example `head`, has seen enough
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from services.common.errors import BlinkError
 
-class RingError(Exception):
+
+class RingError(BlinkError):
     """Base of all errors of this package."""
 
 

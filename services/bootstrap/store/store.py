@@ -61,7 +61,7 @@ class ModelStore:
         return path.is_file() and path.stat().st_size == model.gguf.bytes
 
     def resolve(self, name_or_path: str) -> Path:
-        """The checkpoint of a known model's name, of a ``.gguf`` file or of a Hugging Face folder.
+        """The checkpoint of a known model's name, of a ``.gguf`` file or of a folder; its content is not read.
 
         Raises:
             ModelStoreError: nothing fits, or the model was not pulled yet.
@@ -71,11 +71,7 @@ class ModelStore:
                 raise ModelStoreError(f"model {model.name} is not on this machine: run `blink model pull {model.name}`")
             return self.path(model)
         path = Path(name_or_path).expanduser()
-        if path.is_file() and path.suffix == ".gguf":
-            return path
-        if path.is_dir():
-            if not (path / "config.json").is_file():
-                raise ModelStoreError(f"model folder {path} has no config.json: not a Hugging Face checkpoint")
+        if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
             return path
         known = ", ".join(KNOWN_MODELS)
         raise ModelStoreError(f"model {name_or_path!r} is no known model ({known}), .gguf file or Hugging Face folder")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from services.common.errors import BlinkError
 
-class CheckpointError(Exception):
+
+class CheckpointError(BlinkError):
     """A checkpoint can't be served; the message names the file, what is wrong and what would be right."""
 
 

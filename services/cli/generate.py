@@ -1,0 +1,153 @@
+"""``blink generate``: streams one generation to the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from blink.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from google.protobuf.json_format import MessageToJson
+
+from services.cli.errors import CommandError, from_rpc
+
+CALL_SECONDS = 10.0  # for everything but the generation itself
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options; None leaves a field unset, so that the gateway's default holds."""
+
+    prompt: str
+    address: str
+    raw: bool = False
+    system: str | None = None
+    model: str | None = None
+    request_id: str | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Sequence[str] | None = None
+    stop_token_id: Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+    priority: int | None = None
+    time_limit: float | None = None
+    json: bool = False
+
+
+def generate(options: Options) -> None:
+    """Run the command. Raises CommandError; an interrupt cancels the generation and goes on as KeyboardInterrupt."""
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    started = time.perf_counter()
+    with grpc.insecure_channel(options.address) as channel:
+        call = _start(channel, options, prompt)
+        try:
+            summary = _show(call, options.json, started)
+        except grpc.RpcError as error:
+            raise from_rpc(error, options.address) from error
+        except KeyboardInterrupt:
+            call.cancel()
+            raise
+    if sys.stderr.isatty() and not options.json:
+        print(summary, file=sys.stderr)
+
+
+def stream_text(address: str, prompt: str, write: Callable[[str], object], max_tokens: int | None = None) -> None:
+    """Send one prompt and pass on its text as it comes. Raises CommandError."""
+    options = Options(prompt, address, max_tokens=max_tokens)
+    with grpc.insecure_channel(address) as channel:
+        try:
+            for response in _start(channel, options, prompt):
+                write(_text(response))
+        except grpc.RpcError as error:
+            raise from_rpc(error, address) from error
+
+
+def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.GenerateRequest:
+    """The request for the options; raises CommandError when two of them contradict each other."""
+    if options.system is not None and not chat:
+        raise CommandError("--system needs a chat template: the model has none, or --raw was given")
+    request = inference_pb2.GenerateRequest(request_id=options.request_id or "", model=options.model or "")
+    if chat:
+        if options.system is not None:
+            request.chat.messages.add(role="system", content=options.system)
+        request.chat.messages.add(role="user", content=prompt)
+    else:
+        request.text = prompt
+    sampling = ("temperature", "top_k", "top_p", "min_p", "seed")
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    _set(request.sampling, options, *sampling, *penalties)
+    _set(request.stop, options, "max_tokens", "min_tokens", "ignore_eos")
+    request.stop.strings.extend(options.stop or ())
+    request.stop.token_ids.extend(options.stop_token_id or ())
+    _set(request, options, "logprobs", "priority")
+    if options.time_limit is not None:
+        request.time_limit.FromNanoseconds(round(options.time_limit * 1e9))
+    return request
+
+
+def _set(message: Any, options: Options, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            setattr(message, name, value)
+
+
+def _start(channel: grpc.Channel, options: Options, prompt: str) -> Any:
+    """Begin the call, as a chat unless asked not to or the model has no template."""
+    chat = not options.raw
+    if chat:
+        try:
+            info = control_pb2_grpc.ControlStub(channel).GetModelInfo(
+                control_pb2.GetModelInfoRequest(), timeout=CALL_SECONDS
+            )
+        except grpc.RpcError as error:
+            raise from_rpc(error, options.address) from error
+        chat = info.has_chat_template
+    return inference_pb2_grpc.InferenceStub(channel).Generate(build_request(options, prompt, chat))
+
+
+def _text(response: inference_pb2.GenerateResponse) -> str:
+    return response.finished.text if response.WhichOneof("event") == "finished" else response.chunk.text
+
+
+def _show(call: Any, as_json: bool, started: float) -> str:
+    """Print the stream; returns the line that sums it up."""
+    first: float | None = None
+    summary = ""
+    for response in call:
+        if as_json:
+            print(MessageToJson(response, indent=None, preserving_proto_field_name=True), flush=True)
+            continue
+        sys.stdout.write(_text(response))
+        sys.stdout.flush()
+        event = response.WhichOneof("event")
+        if event == "chunk" and first is None:
+            first = time.perf_counter()
+        if event == "finished":
+            now = time.perf_counter()
+            summary = _summary(response.finished, (first or now) - started, now - (first or now))
+    if not as_json:
+        print()
+    return summary
+
+
+def _summary(finished: inference_pb2.Finished, first_seconds: float, rest_seconds: float) -> str:
+    usage = finished.usage
+    reason = inference_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower().replace("_", " ")
+    rate = (usage.completion_tokens - 1) / rest_seconds if usage.completion_tokens > 1 and rest_seconds else 0.0
+    return (
+        f"{usage.prompt_tokens} prompt + {usage.completion_tokens} generated tokens, "
+        f"first after {first_seconds:.2f} s, then {rate:.1f} tokens/s ({reason})"
+    )
