@@ -30,6 +30,27 @@ MAX_U32 = (1 << 32) - 1
 ModelName = Annotated[str, typer.Argument(help="Name of a known model; `blink model list` shows them.")]
 
 
+@app.command("up")
+def serve(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help="Known model, .gguf file or Hugging Face folder.")] = None,
+    engine: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Name of this Blink; several run side by side.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Where clients call: host:port (port 0: any free one).")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Gateway worker processes.")] = 1,
+    sample: Annotated[str | None, typer.Option(help="Stream the answer to this prompt once everything serves.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every event of every process.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting: bootstrap.NAME=VALUE or gateway.NAME=VALUE."),
+    ] = None,
+) -> None:
+    """Start an engine and gateways on this machine and serve until Ctrl-C, which drains and stops them."""
+    from services.cli.up import UpOptions, up
+
+    up(UpOptions(**{**context.params, "settings": settings or []}))
+
+
 @app.command("generate")
 def generate_text(
     context: typer.Context,

@@ -1,0 +1,144 @@
+"""``blink up``: a whole Blink on this machine, from one command."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from services.bootstrap.settings import BootstrapSettings
+from services.bootstrap.store import KNOWN_MODELS, ModelStore
+from services.cli.address import reserve
+from services.cli.children import Child, Event
+from services.cli.errors import CommandError
+from services.cli.leftovers import remove_leftovers
+from services.cli.model import fetch
+from services.cli.report import Report
+from services.cli.supervisor import Supervisor
+from services.dpu_gateway.settings import GatewaySettings
+
+STOP_MARGIN_SECONDS = 10.0  # what a process may take to end beyond its own drain limit
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """The command's options; ``settings`` are ``process.name=value`` for what has no option of its own."""
+
+    model: str | None
+    engine: str | None
+    instance: str | None
+    listen: str | None
+    workers: int
+    sample: str | None
+    verbose: bool
+    settings: Sequence[str]
+
+
+def up(options: UpOptions) -> None:
+    """Run the command until Ctrl-C or SIGTERM. Raises BlinkError."""
+    flags = _process_flags(options)
+    bootstrap_settings = BootstrapSettings.load(flags["bootstrap"])
+    gateway_settings = GatewaySettings.load(flags["gateway"])
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    _ensure_model(bootstrap_settings.model, console)
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with reserve(gateway_settings.listen, options.workers) as listen, Report(console, options.verbose) as report:
+        bootstrap = Child("bootstrap", "services.bootstrap", flags["bootstrap"], events)
+        gateways = [
+            Child(
+                f"gateway-{worker}",
+                "services.dpu_gateway",
+                [*flags["gateway"], f"--worker={worker}", f"--listen={listen}"],
+                events,
+            )
+            for worker in range(options.workers)
+        ]
+        supervisor = Supervisor(bootstrap, gateways, events, report.show, report.say)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: supervisor.request_stop())
+        sample = _Sample(listen, options.sample, supervisor) if options.sample else None
+        started = time.monotonic()
+
+        def on_serving() -> None:
+            report.started(bootstrap_settings.model, listen, options.workers, time.monotonic() - started)
+            if sample:
+                sample.start()
+
+        try:
+            supervisor.run(on_serving)
+        finally:
+            report.stopping()
+            limit = max(gateway_settings.drain_limit, bootstrap_settings.drain_seconds) + STOP_MARGIN_SECONDS
+            supervisor.stop(limit)
+            if bootstrap.was_ready:
+                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address)
+    if sample and sample.error:
+        raise sample.error
+    report.say("stopped")
+
+
+def _process_flags(options: UpOptions) -> dict[str, list[str]]:
+    """Command lines of the two kinds of processes; whatever is not given stays to environment and file."""
+    flags: dict[str, list[str]] = {"bootstrap": [], "gateway": []}
+    for name in ("model", "engine", "instance"):
+        value = getattr(options, name)
+        if value is not None:
+            flags["bootstrap"].append(f"--{name}={value}")
+    if options.instance is not None:
+        flags["gateway"].append(f"--instance={options.instance}")
+    if options.listen is not None:
+        flags["gateway"].append(f"--listen={options.listen}")
+    for setting in options.settings:
+        process, dot, assignment = setting.partition(".")
+        name, equals, value = assignment.partition("=")
+        if process not in flags or not dot or not equals:
+            raise CommandError(f"--set {setting!r} must look like bootstrap.NAME=VALUE or gateway.NAME=VALUE")
+        flags[process].append(f"--{name.replace('_', '-')}={value}")
+    lanes = BootstrapSettings.load(flags["bootstrap"]).lanes
+    if lanes < options.workers:
+        raise CommandError(f"--workers is {options.workers}, but bootstrap has {lanes} lanes: --set bootstrap.lanes=N")
+    return flags
+
+
+def _ensure_model(name: str, console: Console) -> None:
+    """Fetch a known model that is not here yet; refuse what is no model before anything is started."""
+    store = ModelStore()
+    model = KNOWN_MODELS.get(name)
+    if model is not None and not store.has(model):
+        fetch(name, console)
+    store.resolve(name)
+
+
+class _Sample:
+    """Streams one answer to stdout from a thread, through the same door as any client."""
+
+    def __init__(self, address: str, prompt: str, supervisor: Supervisor) -> None:
+        self.error: CommandError | None = None
+        self._address = address
+        self._prompt = prompt
+        self._supervisor = supervisor
+        self._thread = threading.Thread(target=self._run, name="sample", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        from services.cli.generate import stream_text  # noqa: PLC0415 (gRPC loads while the engine does)
+
+        def write(text: str) -> None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+        try:
+            write(f"\n> {self._prompt}\n\n")
+            stream_text(self._address, self._prompt, write)
+            write("\n\n")
+        except CommandError as error:
+            self.error = error
+            self._supervisor.request_stop()

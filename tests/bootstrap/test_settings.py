@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from services.bootstrap.settings import BootstrapSettings
+from services.common.settings import SettingsError
+from services.ring.schema import record_bytes
+
+
+def test_the_default_arena_holds_a_full_context_for_every_slot() -> None:
+    geometry = BootstrapSettings(slots_per_lane=8).geometry(context=8192)
+    assert geometry.arena_bytes == 8 * record_bytes(8192, 0)
+
+
+def test_the_default_arena_is_bounded_but_always_holds_two_requests() -> None:
+    assert BootstrapSettings(slots_per_lane=4096, log_entries=1 << 16).geometry(8192).arena_bytes == 64 << 20
+    assert BootstrapSettings(slots_per_lane=1).geometry(1 << 30).arena_bytes == 2 * record_bytes(1 << 30, 0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--instance=A b", "instance is 'A b'"),
+        ("--engine=tpu", "engine is 'tpu', should be 'cpu' or 'cuda'"),
+        ("--lanes=0", "lanes is '0', should be greater than or equal to 1"),
+        ("--slots-per-lane=4096", "log_entries is 16384, must be 16405"),
+        ("--arena-bytes=100", "arena_bytes is '100', should be a multiple of 64"),
+    ],
+)
+def test_bad_values_are_refused_by_name_value_and_limit(flag: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        BootstrapSettings.load([flag])

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from services.cli.address import reserve
+from services.cli.errors import CommandError
+
+
+def test_port_0_becomes_a_free_port_that_workers_can_share() -> None:
+    with reserve("127.0.0.1:0", 2) as address:
+        port = int(address.removeprefix("127.0.0.1:"))
+        with socket.socket() as worker, socket.socket() as second:
+            for each in (worker, second):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                each.bind(("127.0.0.1", port))
+                each.listen()
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+
+
+def test_a_port_in_use_is_refused_even_if_its_owner_would_share_it() -> None:
+    with socket.socket() as owner:
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        address = f"127.0.0.1:{owner.getsockname()[1]}"
+        with (
+            pytest.raises(CommandError, match=f"cannot listen on {address}: Address already in use"),
+            reserve(address, 1),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", ""])
+def test_a_malformed_address_is_refused(address: str) -> None:
+    with pytest.raises(CommandError, match="must be host:port"), reserve(address, 1):
+        pass
+
+
+def test_a_unix_socket_is_for_one_worker() -> None:
+    with reserve("unix:/tmp/x.sock", 1) as address:
+        assert address == "unix:/tmp/x.sock"
+    with pytest.raises(CommandError, match="--workers is 2"), reserve("unix:/tmp/x.sock", 2):
+        pass
