@@ -1,0 +1,73 @@
+// What the core knows of one request. There is one Request for each slot of each lane, reused by its submissions.
+#pragma once
+
+#include "ring_layout.hpp"
+#include "services/gpu_engine/core/platform.hpp"
+
+namespace blink::core {
+
+inline constexpr u32 kMaxEosTokens = 8;
+inline constexpr u32 kMaxEndTokens = kMaxEosTokens + ring::kMaxStopTokens;
+
+// How to sample one row of a step; the executor reads it. The first 64 bytes are always set, `suppress` up to its
+// count.
+struct alignas(32) RowSampling {
+  u64 seed;
+  u64 history_offset;  // of the request's first prompt token in `history`, in words
+  u32 history_length;  // prompt and output tokens; also the position of the token to be sampled
+  u32 prompt_tokens;
+  float temperature;
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  u32 top_k;
+  u32 top_logprobs;
+  u32 logprobs;        // 1 when the token's log-probability is wanted
+  u32 suppress_count;  // ids that must not be sampled yet (min_tokens)
+  u32 suppress[kMaxEndTokens];
+};
+static_assert(sizeof(RowSampling) == 160);
+
+// Ended without a word to the gateway, because it is no longer there. Not a FinishReason of the ring.
+inline constexpr u8 kSilently = 0xFF;
+
+struct alignas(64) Request {
+  // Every step reads these.
+  u64 history;      // offset of the first prompt token, in words
+  u64 position;     // of its doorbell
+  u64 deadline_us;  // ~0 for none
+  u32 known;        // prompt and output tokens
+  u32 computed;     // of them in the KV cache
+  u32 planned;      // tokens in the running step
+  u32 line;         // of the page table
+  u32 pages;        // KV pages held, in that line
+  u32 lane;
+  u32 slot;
+  u32 prompt_tokens;
+  u8 phase;     // SlotPhase
+  u8 ending;    // FinishReason or kSilently: leaves at the next release
+  u8 admitted;  // its ADMITTED entry is written
+  u8 width;     // log entries that one token of it takes: itself and its alternatives
+
+  // The rest.
+  i64 order;  // smaller goes first; arrival decides ties
+  u64 arrival;
+  u64 submitted_us;
+  u64 log_index;   // scratch: where its next log entry goes
+  u64 page_base;   // scratch: where its pages go in the free stack
+  u32 known_max;   // history length at which it ends with LENGTH
+  u32 known_min;   // no end token counts at a shorter history
+  u32 counted;     // prompt tokens in EngineCounters already
+  u32 first_line;  // of its record in the arena
+  u32 lines;
+  i32 priority;
+  RowSampling sampling;  // template of its rows; `suppress` holds all its end tokens
+};
+
+BLINK_FN bool goes_before(const Request& a, const Request& b) {
+  return a.order != b.order ? a.order < b.order : a.arrival < b.arrival;
+}
+
+}  // namespace blink::core

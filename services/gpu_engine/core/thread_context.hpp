@@ -1,0 +1,90 @@
+// A team of real threads with barriers: the stand-in for a GPU thread block that host tools can watch.
+#pragma once
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "services/gpu_engine/core/context.hpp"
+
+namespace blink::core {
+
+class ThreadTeam {
+ public:
+  explicit ThreadTeam(u32 threads) : threads_(threads), values_(threads) {}
+
+  // Calls f(context) on every thread of the team, the caller's included, and waits for all.
+  template <class F>
+  void run(F f);
+
+ private:
+  friend class ThreadContext;
+
+  void barrier() {
+    const u32 generation = generation_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      generation_.store(generation + 1, std::memory_order_release);
+      return;
+    }
+    while (generation_.load(std::memory_order_acquire) == generation) std::this_thread::yield();
+  }
+
+  const u32 threads_;
+  std::vector<u64> values_;
+  std::atomic<u32> arrived_{0};
+  std::atomic<u32> generation_{0};
+};
+
+class ThreadContext {
+ public:
+  ThreadContext(ThreadTeam& team, u32 thread) : team_(team), thread_(thread) {}
+
+  u32 thread() const { return thread_; }
+  u32 threads() const { return team_.threads_; }
+  void barrier() { team_.barrier(); }
+
+  Scan exclusive(u64 value) {
+    exchange(value);
+    Scan scan{0, 0};
+    for (u32 i = 0; i < threads(); ++i) {
+      if (i < thread_) scan.before += team_.values_[i];
+      scan.total += team_.values_[i];
+    }
+    barrier();
+    return scan;
+  }
+
+  u32 min(u32 value) {
+    exchange(value);
+    u64 least = value;
+    for (const u64 other : team_.values_) least = smaller(least, other);
+    barrier();
+    return static_cast<u32>(least);
+  }
+
+ private:
+  void exchange(u64 value) {
+    team_.values_[thread_] = value;
+    barrier();
+  }
+
+  ThreadTeam& team_;
+  const u32 thread_;
+};
+
+template <class F>
+void ThreadTeam::run(F f) {
+  std::vector<std::thread> others;
+  for (u32 i = 1; i < threads_; ++i) {
+    others.emplace_back([this, &f, i] {
+      ThreadContext context(*this, i);
+      f(context);
+    });
+  }
+  ThreadContext context(*this, 0);
+  f(context);
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace blink::core
