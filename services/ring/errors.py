@@ -44,13 +44,6 @@ class LaneFullError(RingError):
         super().__init__(f"lane {lane}: all {slots} doorbells wait for the engine; a slot was used before its FINISH")
 
 
-class EngineRestartedError(RingError):
-    """The engine that this gateway attached to is gone: its requests ended without an answer. Attach again."""
-
-    def __init__(self, expected: int, found: int) -> None:
-        super().__init__(f"engine epoch is {found}, was {expected}: the engine restarted")
-
-
 class AttachTimeoutError(RingError):
     """The engine did not take the attach in time."""
 

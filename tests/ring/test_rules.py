@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.ring import dtypes, schema
-from services.ring.errors import EngineRestartedError, IncompatibleRingError, LaneLostError, TransportLostError
-from services.ring.header import read_ring_info
+from services.ring.errors import IncompatibleRingError, LaneLostError, TransportLostError
+from services.ring.header import read_ring_info, read_status
 from services.ring.loopback import Faults, LoopbackTransport
 from services.ring.memory import MemoryTransport, allocate_region
 from services.ring.record import pack_record
 from services.ring.schema import FinishReason, LogKind, RejectCode, RingGeometry, Writer
-from services.ring.watch import EngineWatch
 from tests.support.lanes import LEASE_TIMEOUT, LanePair, lane_pair
 from tests.support.rings import private_ring, ring_info
 from tests.support.stand_in_engine import FINGERPRINT, Behaviour, StandInEngine
@@ -365,13 +364,24 @@ class TestRule6RestartsAreVisible:
         owner.poll()
         assert 666 in tokens_of(owner.read_log())
 
-    def test_an_engine_restart_is_an_error_for_whoever_watches(self) -> None:
+    def test_an_engine_restart_shows_as_another_epoch_in_the_header(self) -> None:
         pair = lane_pair()
-        watch = EngineWatch(pair.transport, pair.engine.epoch)
-        watch.look()
-        StandInEngine(pair.region, epoch=pair.engine.epoch + 1)
-        with pytest.raises(EngineRestartedError):
-            watch.look()
+        assert read_status(pair.transport, pair.info.geometry).engine["epoch"] == pair.engine.epoch
+        restarted = StandInEngine(pair.region)
+        assert restarted.epoch != pair.engine.epoch
+        assert read_status(pair.transport, pair.info.geometry).engine["epoch"] == restarted.epoch
+
+    def test_a_hung_engine_shows_as_a_heartbeat_that_stands_still(self) -> None:
+        pair = lane_pair()
+
+        def heartbeat_moves() -> bool:
+            before = read_status(pair.transport, pair.info.geometry).engine["heartbeat"]
+            pair.engine.step()
+            return bool(read_status(pair.transport, pair.info.geometry).engine["heartbeat"] != before)
+
+        assert heartbeat_moves(), "idle, and yet alive"
+        pair.engine.behaviour.heartbeat_frozen = True
+        assert not heartbeat_moves()
 
     def test_entries_read_after_the_lease_ran_out_are_not_believed(self) -> None:
         pair = lane_pair()
