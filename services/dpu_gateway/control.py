@@ -12,9 +12,17 @@ from services.dpu_gateway.errors import GatewayError, UnavailableError
 from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.session import Session
 from services.ring.errors import RingError
-from services.ring.schema import LanePhase
+from services.ring.schema import EngineState, LanePhase
 
 SERVICE = "blink.v1.Control"
+
+ENGINE_STATES = {
+    None: pb.ENGINE_STATE_UNSPECIFIED,
+    EngineState.BOOTING: pb.ENGINE_STATE_BOOTING,
+    EngineState.READY: pb.ENGINE_STATE_READY,
+    EngineState.DRAINING: pb.ENGINE_STATE_DRAINING,
+    EngineState.FAILED: pb.ENGINE_STATE_FAILED,
+}
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -58,7 +66,7 @@ def _load(session: Session) -> pb.GetLoadResponse:
     engine, counters, lanes = status.engine, status.counters, status.lanes
     total = session.geometry.lanes * session.geometry.slots_per_lane
     return pb.GetLoadResponse(
-        engine_state=pb.EngineState.Name(int(session.liveness.state)),
+        engine_state=ENGINE_STATES[session.liveness.state],
         engine_epoch=int(engine["epoch"]),
         heartbeat_age_ms=int(session.liveness.heartbeat_age * 1000),
         running_requests=int(counters["running"]),

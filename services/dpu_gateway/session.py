@@ -27,6 +27,7 @@ from services.ring.schema import (
     submission_tag,
 )
 from services.ring.transport import Transport
+from services.ring.watch import EngineWatch
 
 SLOW_AFTER = 0.05  # seconds without tokens after which the reader takes its time
 
@@ -50,7 +51,8 @@ class Session:
         self.model = model
         self.lane = lane
         self.engine_epoch = engine_epoch
-        self.liveness = Liveness(engine_epoch, settings.heartbeat_timeout, settings.progress_timeout)
+        watch = EngineWatch(transport, engine_epoch)
+        self.liveness = Liveness(watch, settings.heartbeat_timeout, settings.progress_timeout)
         self.geometry = info.geometry
         self._transport = transport
         self._settings = settings
@@ -142,6 +144,10 @@ class Session:
     def free_slots(self) -> int:
         return self._slots.available
 
+    @property
+    def free_arena_bytes(self) -> int:
+        return self._arena.free_bytes
+
     def _finished(self, stream: Stream) -> None:
         self._arena.free(stream.span)
         self._forget(stream)
@@ -169,7 +175,8 @@ class Session:
         while True:
             now = time.monotonic()
             if now >= next_watch:
-                self.liveness.look(self.read_status())
+                counters = self.read_status().counters
+                self.liveness.look(busy=bool(counters["running"] or counters["waiting"]))
                 next_watch = now + self._settings.watch_interval
             if self._reader.poll():
                 last_token = now

@@ -19,7 +19,8 @@ from services.dpu_gateway.service import InferenceService
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.tokenizer import EncodePools
 
-LAST_WORDS = 1.0  # seconds for statuses to leave once streams were ended
+LAST_WORDS = 1.0  # seconds for the statuses of ended streams to leave
+STOP_GRACE = 0.2  # seconds for calls other than Generate
 
 
 class Worker:
@@ -49,25 +50,29 @@ class Worker:
         self._log.info("listening", address=self._settings.listen, port=self.port)
 
     async def drain(self) -> None:
-        """Refuse what is new, let open streams finish within the drain limit, end the rest with a status, stop."""
+        """Refuse what is new, let open streams finish within the drain limit, end the rest with a status, stop.
+
+        The server itself stops last: it answers new calls with CANCELLED while it does, and callers are promised
+        UNAVAILABLE.
+        """
         self._log.info("draining", open_streams=self.inference.open_streams)
         self.inference.draining = True
         await self._health.stop()
-        # Closes the listening sockets at once, so that new connections reach the other workers of the port.
-        limit = self._settings.drain_limit
-        stopping = asyncio.create_task(self._server.stop(limit + LAST_WORDS))
-        try:
-            async with asyncio.timeout(limit):
-                await self.inference.wait_until_idle()
-        except TimeoutError:
+        if not await self._idle_within(self._settings.drain_limit):
             self._log.warning("drain_limit_reached", open_streams=self.inference.open_streams)
             if self.link.session is not None:
                 self.link.session.fail_all(UnavailableError("the gateway stopped", self._settings.retry_after))
-            await asyncio.wait([asyncio.create_task(self.inference.wait_until_idle())], timeout=LAST_WORDS)
-        await self._server.stop(0)
-        await stopping
+            await self._idle_within(LAST_WORDS)
+        await self._server.stop(STOP_GRACE)
         await self._close()
         self._log.info("stopped")
+
+    async def _idle_within(self, limit: float) -> bool:
+        try:
+            await asyncio.wait_for(self.inference.wait_until_idle(), limit)
+        except TimeoutError:
+            return False
+        return True
 
     async def _close(self) -> None:
         self.link_task.cancel()

@@ -19,8 +19,9 @@ from grpc_health.v1 import health_pb2
 from services.dpu_gateway.session import Session
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.worker import Worker
+from services.ring import _atomics
 from services.ring.header import RingInfo
-from services.ring.schema import RingGeometry
+from services.ring.schema import BOOTSTRAP_CONTROL, Command, RingGeometry, header_offset
 from services.ring.shm import ShmRing
 from tests.dpu_gateway.small_tokenizer import byte_level_tokenizer
 from tests.dpu_gateway.test_chat import CHATML
@@ -127,6 +128,11 @@ class Gateway:
         engine = StandInEngine(ring.region, behaviour)
         engine.start()
         self.bootstrap.ring, self.bootstrap.engine = ring, engine
+
+    def order(self, command: Command) -> None:
+        """What bootstrap orders the control loop to do."""
+        assert self.bootstrap.ring is not None
+        _atomics.store_release(self.bootstrap.ring.region, header_offset(BOOTSTRAP_CONTROL), command)
 
     async def kill_engine(self) -> None:
         """As if its process was killed: heartbeat and tokens stop, the ring's file is gone, the handshake refuses."""
