@@ -60,11 +60,11 @@ def require_healthy(load: control_pb2.GetLoadResponse) -> None:
     """Raises CommandError, saying what is wrong, unless the engine works."""
     if load.engine_state in HEALTHY:
         return
-    age = load.heartbeat_age_ms / 1000
+    since = f"no heartbeat for {load.heartbeat_age_ms / 1000:.1f} s" if load.engine_epoch else "none is attached"
     reasons = {
         control_pb2.ENGINE_STATE_BOOTING: "the engine is still starting",
         control_pb2.ENGINE_STATE_FAILED: "the engine has failed; its log says why",
-        control_pb2.ENGINE_STATE_UNREACHABLE: f"the engine is dead or unreachable: no heartbeat for {age:.1f} s",
+        control_pb2.ENGINE_STATE_UNREACHABLE: f"the engine is dead or unreachable: {since}",
     }
     raise CommandError(reasons.get(load.engine_state, f"the engine is in unknown state {load.engine_state}"))
 

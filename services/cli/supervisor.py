@@ -91,10 +91,10 @@ class Supervisor:
             self._show(event)
             if event.name in {"failed", "crashed"}:
                 child.last_error = str(event.values.get("error", "crashed; its log above says where"))
-            elif event.name == ("ready" if child is self._bootstrap else "serving"):
-                child.ready = child.was_ready = True
-                if self._serving:
+            elif event.name == ("ready" if child is self._bootstrap else "attached"):
+                if self._serving and not child.ready:
                     self._say(f"{child.name} is back")
+                child.ready = child.was_ready = True
 
     def _handle_end(self, child: Child, how: str) -> None:
         reason = child.last_error or how

@@ -21,6 +21,8 @@ from services.cli.leftovers import remove_leftovers
 from services.cli.model import fetch
 from services.cli.report import Report
 from services.cli.supervisor import Supervisor
+from services.common.runtime import runtime_directory
+from services.dpu_gateway.peers import socket_path
 from services.dpu_gateway.settings import GatewaySettings
 
 STOP_MARGIN_SECONDS = 10.0  # what a process may take to end beyond its own drain limit
@@ -77,7 +79,9 @@ def up(options: UpOptions) -> None:
             limit = max(gateway_settings.drain_limit, bootstrap_settings.drain_seconds) + STOP_MARGIN_SECONDS
             supervisor.stop(limit)
             if bootstrap.was_ready:
-                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address)
+                directory, instance = runtime_directory(), gateway_settings.instance
+                sockets = [socket_path(directory, instance, worker) for worker in range(options.workers)]
+                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, sockets)
     if sample and sample.error:
         raise sample.error
     report.say("stopped")

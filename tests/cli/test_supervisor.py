@@ -39,7 +39,7 @@ if (folder / f"{name}.fails").exists():
     sys.exit(3)
 note("starts")
 print("noise of a library", file=sys.stderr)
-log("ready" if name == "bootstrap" else "serving")
+log("ready" if name == "bootstrap" else "attached")
 if (folder / f"{name}.stubborn").exists():
     while True:
         signal.sigwait(stops)
@@ -181,7 +181,7 @@ import queue
 from services.cli.children import Child
 child = Child("gateway-0", "player", ["gateway-0", {str(tmp_path)!r}], events := queue.SimpleQueue())
 child.start()
-while events.get().name != "serving": pass
+while events.get().name != "attached": pass
 print(child.pid, flush=True)
 events.get()
 """
