@@ -36,5 +36,5 @@ def load_model(card: bootstrap_pb2.ModelCard, info: RingInfo, pools: EncodePools
     table.extend_to(info.vocabulary_size)
     limits = Limits(card.name, info.vocabulary_size, info.max_context_tokens, info.max_top_logprobs)
     template = ChatTemplate(card.chat_template, card.bos_token, card.eos_token)
-    encoder = PromptEncoder(tokenizer, template, info.max_context_tokens - 1, pools)
+    encoder = PromptEncoder(tokenizer, template, card.unencodable_bytes, info.max_context_tokens - 1, pools)
     return Model(card, limits, encoder, table, frozenset(card.eos_token_ids))

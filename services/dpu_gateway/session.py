@@ -27,7 +27,6 @@ from services.ring.schema import (
     submission_tag,
 )
 from services.ring.transport import Transport
-from services.ring.watch import EngineWatch
 
 SLOW_AFTER = 0.05  # seconds without tokens after which the reader takes its time
 
@@ -51,8 +50,7 @@ class Session:
         self.model = model
         self.lane = lane
         self.engine_epoch = engine_epoch
-        watch = EngineWatch(transport, engine_epoch)
-        self.liveness = Liveness(watch, settings.heartbeat_timeout, settings.progress_timeout)
+        self.liveness = Liveness(engine_epoch, settings.heartbeat_timeout, settings.progress_timeout)
         self.geometry = info.geometry
         self._transport = transport
         self._settings = settings
@@ -175,8 +173,7 @@ class Session:
         while True:
             now = time.monotonic()
             if now >= next_watch:
-                counters = self.read_status().counters
-                self.liveness.look(busy=bool(counters["running"] or counters["waiting"]))
+                self.liveness.look(self.read_status())
                 next_watch = now + self._settings.watch_interval
             if self._reader.poll():
                 last_token = now

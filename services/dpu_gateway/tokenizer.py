@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from tokenizers import Tokenizer
 
 from services.dpu_gateway.chat import ChatTemplate
-from services.dpu_gateway.detokenizer import byte_of_char
 from services.dpu_gateway.errors import FieldError
 
 # The library's own pool has a thread for each core of the node, whatever this process may use.
@@ -41,20 +39,22 @@ class EncodePools:
 class PromptEncoder:
     """Text or chat messages → token ids of one model.
 
+    ``unencodable`` are the bytes that the vocabulary has no token for and the tokenizer would silently drop.
     ``max_tokens`` bounds the prompt: a text that cannot fit is refused before it is tokenized where that is certain.
     All failures are FieldError, naming the request's field.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_tokens: int, pools: EncodePools) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, unencodable: bytes, max_tokens: int, pools: EncodePools
+    ) -> None:
         self.template = template
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._pools = pools
-        description = json.loads(tokenizer.to_str())
-        self._missing = _missing_bytes(description["model"])
+        self._missing = unencodable
         longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
         # A token covers at most `longest` characters of normalized text, and without a normalizer of the text itself.
-        self._max_chars = max_tokens * longest if description["normalizer"] is None else None
+        self._max_chars = max_tokens * longest if tokenizer.normalizer is None else None
 
     async def encode_text(self, text: str) -> list[int]:
         """Ids of ``text`` as it stands."""
@@ -98,12 +98,3 @@ class PromptEncoder:
         raise FieldError(
             field, f"has byte 0x{data[offset]:02X} at character {char}, which the model's vocabulary cannot encode"
         )
-
-
-def _missing_bytes(model: dict[str, object]) -> bytes:
-    """Bytes that a byte-level vocabulary has no token for and that nothing stands in for."""
-    vocabulary = model["vocab"]
-    assert isinstance(vocabulary, dict)
-    if model["type"] != "BPE" or model.get("unk_token") is not None or model.get("byte_fallback"):
-        return b""
-    return bytes(byte for char, byte in byte_of_char().items() if char not in vocabulary)

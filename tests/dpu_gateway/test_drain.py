@@ -17,7 +17,7 @@ import pytest
 from blink.v1 import inference_pb2 as pb
 from blink.v1 import inference_pb2_grpc
 
-from tests.dpu_gateway.harness import Gateway, collect, gateway, max_tokens, text_request, until
+from tests.dpu_gateway.harness import LEASE_TIMEOUT_MS, Gateway, collect, gateway, max_tokens, text_request, until
 from tests.support.stand_in_engine import Behaviour
 
 SECRET = "a prompt that no log may show"
@@ -109,7 +109,7 @@ async def test_streams_that_outlast_the_drain_limit_end_with_a_status() -> None:
 
 async def test_workers_share_one_port_and_take_over_from_one_that_is_killed() -> None:
     async with (
-        gateway(Behaviour(lease_timeout=0.5), workers=0) as system,
+        gateway(Behaviour(lease_timeout=LEASE_TIMEOUT_MS / 1000), workers=0) as system,
         worker_process(system, "--worker=0") as first,
         worker_process(system, "--worker=1", port=first.port) as second,
     ):

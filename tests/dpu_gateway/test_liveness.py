@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from services.dpu_gateway.liveness import EngineLostError, Liveness
-from services.ring.errors import EngineRestartedError
+from services.ring.header import RingStatus, read_status
 from services.ring.memory import MemoryTransport
 from services.ring.schema import EngineState
-from services.ring.watch import EngineWatch
 from tests.support.lanes import Clock
 from tests.support.rings import private_ring, ring_info
 from tests.support.stand_in_engine import StandInEngine
@@ -17,17 +16,25 @@ class Watched:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.region = private_ring(ring_info())
+        self.info = ring_info()
+        self.region = private_ring(self.info)
+        self.transport = MemoryTransport(self.region)
         self.engine = StandInEngine(self.region, epoch=3)
-        watch = EngineWatch(MemoryTransport(self.region), 3, clock=self.clock)
-        self.liveness = Liveness(watch, heartbeat_timeout=2, progress_timeout=10, clock=self.clock)
+        self.liveness = Liveness(3, heartbeat_timeout=2, progress_timeout=10, clock=self.clock)
+
+    def look(self, *, busy: bool) -> None:
+        """``busy``: requests are in the engine."""
+        status = read_status(self.transport, self.info.geometry)
+        counters = status.counters.copy()
+        counters["waiting"] = busy
+        self.liveness.look(RingStatus(status.engine, counters, status.lanes))
 
     def beat(self, seconds: float, *, busy: bool) -> None:
         """The engine beats and is looked at once a second."""
         for _ in range(int(seconds)):
             self.clock.now += 1
             self.engine.step()
-            self.liveness.look(busy=busy)
+            self.look(busy=busy)
 
 
 def test_a_beating_ready_engine_serves_however_long_it_is_idle() -> None:
@@ -41,10 +48,10 @@ def test_a_heartbeat_that_stands_still_is_a_lost_engine() -> None:
     watched = Watched()
     watched.beat(3, busy=False)
     watched.clock.now += 1.9
-    watched.liveness.look(busy=False)
+    watched.look(busy=False)
     watched.clock.now += 0.2
     with pytest.raises(EngineLostError, match=r"heartbeat stopped 2\.1 s ago"):
-        watched.liveness.look(busy=False)
+        watched.look(busy=False)
 
 
 def test_a_gateway_that_was_itself_stopped_does_not_blame_the_engine() -> None:
@@ -52,7 +59,7 @@ def test_a_gateway_that_was_itself_stopped_does_not_blame_the_engine() -> None:
     watched.beat(1, busy=True)
     watched.clock.now += 3600
     watched.engine.step()
-    watched.liveness.look(busy=False)
+    watched.look(busy=False)
     assert watched.liveness.serving
 
 
@@ -91,5 +98,5 @@ def test_a_failed_engine_is_lost() -> None:
 def test_another_epoch_is_a_restart() -> None:
     watched = Watched()
     StandInEngine(watched.region, epoch=4)
-    with pytest.raises(EngineRestartedError):
-        watched.liveness.look(busy=False)
+    with pytest.raises(EngineLostError, match="restarted"):
+        watched.look(busy=False)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tokenizers import Tokenizer
 
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.errors import FieldError
@@ -21,9 +20,9 @@ def pools() -> Iterator[EncodePools]:
     pools.shutdown()
 
 
-def encoder(pools: EncodePools, tokenizer: Tokenizer | None = None, max_tokens: int = 10_000_000) -> PromptEncoder:
-    tokenizer = byte_level_tokenizer() if tokenizer is None else tokenizer
-    return PromptEncoder(tokenizer, ChatTemplate(CHATML, "", ""), max_tokens, pools)
+def encoder(pools: EncodePools, unencodable: bytes = b"", max_tokens: int = 10_000_000) -> PromptEncoder:
+    tokenizer = byte_level_tokenizer(missing_bytes=tuple(unencodable))
+    return PromptEncoder(tokenizer, ChatTemplate(CHATML, "", ""), unencodable, max_tokens, pools)
 
 
 async def test_text_is_tokenized_as_it_stands(pools: EncodePools) -> None:
@@ -40,7 +39,7 @@ async def test_chat_is_rendered_and_its_markers_become_special_tokens(pools: Enc
 
 
 async def test_bytes_that_the_vocabulary_lacks_are_refused_with_byte_and_place(pools: EncodePools) -> None:
-    lacking = byte_level_tokenizer(missing_bytes=(0x04, 0x13, 0xF3))
+    lacking = b"\x04\x13\xf3"
     with pytest.raises(FieldError, match="text has byte 0x13 at character 3, which the model's vocabulary"):
         await encoder(pools, lacking).encode_text("é a\x13\x04")
     with pytest.raises(FieldError, match="byte 0xF3 at character 1"):
