@@ -89,8 +89,10 @@ def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.Ge
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     _set(request.sampling, options, *sampling, *penalties)
     _set(request.stop, options, "max_tokens", "min_tokens", "ignore_eos")
-    request.stop.strings.extend(options.stop or ())
-    request.stop.token_ids.extend(options.stop_token_id or ())
+    if options.stop:
+        request.stop.strings.extend(options.stop)
+    if options.stop_token_id:
+        request.stop.token_ids.extend(options.stop_token_id)
     _set(request, options, "logprobs", "priority")
     if options.time_limit is not None:
         request.time_limit.FromNanoseconds(round(options.time_limit * 1e9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import grpc
@@ -119,13 +120,20 @@ def render(before: Sample, now: Sample) -> RenderableType:
 
 def _watch(stub: control_pb2_grpc.ControlStub, address: str, interval: float) -> None:
     """Redraw until interrupted; an engine or gateway that goes away is shown and waited for."""
-    last: Sample | None = None
-    with Live(console=Console(file=sys.stdout), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+    console = Console()
+    with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
+        last: Sample | None = None
         while True:
+            picture: RenderableType
             try:
                 now = take(stub, address)
-                live.update(render(last or now, now), refresh=True)
+                picture = render(last or now, now)
                 last = now
             except CommandError as error:
-                live.update(Text(str(error), "bold red"), refresh=True)
+                picture = Text(str(error), "bold red")
+            if live:
+                live.update(picture, refresh=True)
+            else:
+                console.print(picture)
+                sys.stdout.flush()
             time.sleep(interval)
