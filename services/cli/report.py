@@ -26,6 +26,7 @@ class Report:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task: TaskID = self._bar.add_task("starting the engine", total=None)
 

@@ -6,16 +6,37 @@ Events of libraries that use the standard library's logging take the same way ou
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import sys
 from contextlib import AbstractContextManager
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 Logger = FilteringBoundLogger
+
+
+class _Unbreakable(io.TextIOBase):
+    """A stream whose reader may go away: a process must be able to drain after whoever read its log was killed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def get_logger(**values: Any) -> Logger:
@@ -43,8 +64,8 @@ def configure_logging(
         log_format: ``auto`` is ``console`` when the stream is a terminal, else ``json``.
         stream: where to write.
     """
-    stream = sys.stderr if stream is None else stream
-    console = log_format == "console" or (log_format == "auto" and stream.isatty())
+    out = _Unbreakable(sys.stderr if stream is None else stream)
+    console = log_format == "console" or (log_format == "auto" and out.isatty())
     threshold = logging.getLevelNamesMapping()[level.upper()]
     process_id = os.getpid()
 
@@ -60,7 +81,7 @@ def configure_logging(
         add_process,
     ]
     render: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
         if console
         else [
             structlog.processors.StackInfoRenderer(),
@@ -71,10 +92,10 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, out)),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

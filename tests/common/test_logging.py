@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -68,6 +69,15 @@ def test_the_standard_librarys_loggers_come_out_the_same_way() -> None:
     logging.getLogger("grpc").info("chatter")
     (event,) = events(stream)
     assert (event["event"], event["role"], event["logger"], event["level"]) == ("retry 3", "x", "grpc", "warning")
+
+
+def test_logging_goes_on_when_the_reader_is_gone() -> None:
+    read, write = os.pipe()
+    with io.TextIOWrapper(io.FileIO(write, "w"), write_through=True) as stream:
+        configure_logging("x", stream=stream)
+        os.close(read)
+        get_logger().info("nobody hears this")
+        logging.getLogger("library").warning("nor this")
 
 
 def test_a_terminal_gets_readable_lines() -> None:
