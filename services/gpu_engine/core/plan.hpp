@@ -155,7 +155,7 @@ BLINK_FN bool plan(Context& context, State& state, u64 now_us) {
   for_each(context, lanes, [&](u64 i) {
     Lane& lane = state.lanes[i];
     lane.paused = !log_takes(state, lane, 0);
-    lane.shut = 0;
+    lane.shut = lane.paused;  // else it could take back at once what others take from it
   });
   if (state.waiting.count != 0) {
     admit_waiting(context, state);
