@@ -190,7 +190,7 @@ class CoreAndModel(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         sampled = self.machine.execute()
-        tops = sampled[:, None] + np.arange(schema.MAX_TOP_LOGPROBS, dtype=np.int32)
+        tops = (sampled[:, None] + np.arange(schema.MAX_TOP_LOGPROBS)).astype(np.int32)
         self.machine.scheduler.commit(
             self.machine.now_us, sampled, np.zeros(sampled.size, np.float32), tops, tops.astype(np.float32)
         )
@@ -288,12 +288,15 @@ class ThreadedCoreAndModel(CoreAndModel):
     threads = 3
 
 
-LIMITS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+def effort(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
+    )
 
 
 def test_the_core_does_what_the_model_does() -> None:
-    run_state_machine_as_test(CoreAndModel, settings=settings(max_examples=60, stateful_step_count=60, **LIMITS))
+    run_state_machine_as_test(CoreAndModel, settings=effort(80, 40))
 
 
 def test_a_block_of_threads_does_what_the_model_does() -> None:
-    run_state_machine_as_test(ThreadedCoreAndModel, settings=settings(max_examples=6, stateful_step_count=40, **LIMITS))
+    run_state_machine_as_test(ThreadedCoreAndModel, settings=effort(8, 30))
