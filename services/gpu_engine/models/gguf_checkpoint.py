@@ -97,9 +97,13 @@ class _Metadata:
     def config(self) -> ModelConfig:
         heads = self._own("attention.head_count", int)
         hidden = self._own("embedding_length", int)
-        if not heads or hidden % heads:
-            raise CorruptCheckpointError(f"{self.path}: embedding_length {hidden} is no multiple of head_count {heads}")
-        head_dim = self._own("attention.key_length", int, hidden // heads)
+        head_dim = self._own("attention.key_length", int, 0)
+        if not head_dim:
+            if not heads or hidden % heads:
+                raise CorruptCheckpointError(
+                    f"{self.path}: embedding_length {hidden} is no multiple of attention.head_count {heads}"
+                )
+            head_dim = hidden // heads
         for name in ("attention.value_length", "rope.dimension_count"):
             if (value := self._own(name, int, head_dim)) != head_dim:
                 raise UnsupportedCheckpointError(

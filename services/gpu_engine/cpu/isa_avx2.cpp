@@ -1,0 +1,2 @@
+#define BLINK_ISA avx2
+#include "services/gpu_engine/cpu/isa.hpp"

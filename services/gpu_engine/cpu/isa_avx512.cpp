@@ -1,0 +1,2 @@
+#define BLINK_ISA avx512
+#include "services/gpu_engine/cpu/isa.hpp"

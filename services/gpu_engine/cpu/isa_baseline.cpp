@@ -1,0 +1,2 @@
+#define BLINK_ISA baseline
+#include "services/gpu_engine/cpu/isa.hpp"

@@ -1,0 +1,367 @@
+// The _kernels module: the operations that forward.py strings together, each spread over the pool's threads.
+//
+// Matrices are row-major float32 numpy arrays; `tokens` says how many of their first rows count.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "services/gpu_engine/cpu/kernel_table.hpp"
+#include "services/gpu_engine/cpu/philox.hpp"
+#include "services/gpu_engine/cpu/sampling.hpp"
+#include "services/gpu_engine/cpu/thread_pool.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace blink::cpu {
+namespace {
+
+using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Probabilities = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TopTokens = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// Floats on a cache-line boundary, grown when asked for more.
+class Buffer {
+ public:
+  float* floats(size_t count) {
+    if (count > size_) {
+      data_.reset(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})));
+      size_ = count;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* data) const { ::operator delete[](data, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float[], Free> data_;
+  size_t size_ = 0;
+};
+
+// One or several packed matrices with the same inputs; their outputs lie side by side.
+class Linear {
+ public:
+  Linear(const std::vector<Bytes>& rows, const std::vector<std::string>& types, const std::vector<int>& inputs) {
+    require(!rows.empty() && rows.size() == types.size() && rows.size() == inputs.size(),
+            "Linear takes as many types and inputs as matrices, at least one");
+    for (size_t i = 0; i < rows.size(); ++i) {
+      require(inputs[i] == inputs[0], "matrices of one Linear must have the same inputs");
+      Weight weight{type_of(types[i]), static_cast<int>(rows[i].shape(0)), inputs[i], nullptr};
+      require(i + 1 == rows.size() || weight.outputs % kPanelOutputs == 0,
+              "all but the last matrix of a Linear must have a multiple of 16 outputs");
+      storage_.push_back(std::make_unique<Buffer>());
+      const size_t bytes = weight.panels() * weight.panel_bytes();
+      auto* panels = reinterpret_cast<uint8_t*>(storage_.back()->floats((bytes + 3) / 4));
+      std::fill(panels, panels + bytes, uint8_t{0});
+      pack(weight, rows[i].data(), rows[i].shape(1), panels);
+      weight.data = panels;
+      weights_.push_back(weight);
+      outputs_ += weight.outputs;
+      panels_ += weight.panels();
+      bytes_ += bytes;
+    }
+  }
+
+  Linear(const Linear&) = delete;
+  Linear& operator=(const Linear&) = delete;
+
+  int inputs() const { return weights_[0].inputs; }
+  int outputs() const { return outputs_; }
+  int panels() const { return panels_; }
+  size_t bytes() const { return bytes_; }
+  const Weight& only() const {
+    require(weights_.size() == 1, "rows can be taken of a single matrix only");
+    return weights_[0];
+  }
+
+  // visit(weight, first panel, panels, column of its output 0) for each matrix that panels [begin, end) touch.
+  template <class Visit>
+  void each(int begin, int end, const Visit& visit) const {
+    int before = 0, column = 0;
+    for (const Weight& weight : weights_) {
+      const int first = std::max(begin - before, 0), last = std::min(end - before, weight.panels());
+      if (first < last) visit(weight, first, last - first, column);
+      before += weight.panels();
+      column += weight.outputs;
+    }
+  }
+
+ private:
+  static WeightType type_of(const std::string& name) {
+    const char* names[] = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"};
+    for (int i = 0; i < 6; ++i)
+      if (name == names[i]) return static_cast<WeightType>(i);
+    throw std::invalid_argument("unknown weight type " + name);
+  }
+
+  std::vector<std::unique_ptr<Buffer>> storage_;
+  std::vector<Weight> weights_;
+  int outputs_ = 0, panels_ = 0;
+  size_t bytes_ = 0;
+};
+
+// The threads, the instruction set and the scratch memory of one engine.
+class Kernels {
+ public:
+  Kernels(int threads, const std::string& instruction_set)
+      : table_(kernel_table(instruction_set.empty() ? nullptr : instruction_set.c_str())),
+        pool_(threads),
+        scratch_(threads),
+        sampling_(threads) {
+    require(threads >= 1, "threads must be at least 1");
+    if (!table_) throw std::invalid_argument("this CPU has no " + instruction_set);
+  }
+
+  std::string instruction_set() const { return table_->name; }
+  int threads() const { return pool_.threads(); }
+
+  // out[t] = weight.row(ids[t])
+  void embed(const Linear& linear, Integers ids, int tokens, Matrix out) {
+    const Weight& weight = linear.only();
+    require(tokens <= static_cast<int>(ids.shape(0)) && tokens <= static_cast<int>(out.shape(0)), "tokens");
+    require(static_cast<int>(out.shape(1)) == weight.inputs, "embed: out is not as wide as the embedding");
+    const size_t panel = static_cast<size_t>(weight.blocks()) * kBlockInputs * kPanelOutputs;
+    pool_.run(tokens, 4, [&](int64_t begin, int64_t end, int thread) {
+      float* expanded = scratch_[thread].floats(panel);
+      for (int64_t t = begin; t < end; ++t) {
+        const int id = ids.data()[t];
+        if (id < 0 || id >= weight.outputs) continue;  // the scheduler has checked; never read outside
+        table_->expand_panels(weight, id / kPanelOutputs, 1, expanded);
+        float* row = out.data() + t * weight.inputs;
+        for (int k = 0; k < weight.inputs; ++k) row[k] = expanded[k * kPanelOutputs + id % kPanelOutputs];
+      }
+    });
+  }
+
+  // out (+)= in @ weights.T, over all matrices of `linear`.
+  void linear(const Linear& linear, Matrix in, int tokens, Matrix out, bool accumulate) {
+    const int inputs = linear.inputs();
+    require(tokens <= static_cast<int>(in.shape(0)) && tokens <= static_cast<int>(out.shape(0)), "tokens");
+    require(static_cast<int>(in.shape(1)) == inputs, "linear: in is not as wide as the matrix's inputs");
+    require(static_cast<int>(out.shape(1)) == linear.outputs(), "linear: out is not as wide as the matrix's outputs");
+    const int padded = (inputs + kBlockInputs - 1) / kBlockInputs * kBlockInputs;
+    const int tallest = table_->tallest_tile;
+    const float* tiles = in.data();
+    if (tokens > 1 || padded != inputs) {
+      const int count = (tokens + tallest - 1) / tallest;
+      float* packed = tiles_.floats(static_cast<size_t>(count) * tallest * padded);
+      pool_.run(count, 2, [&](int64_t begin, int64_t end, int) {
+        for (int64_t tile = begin; tile < end; ++tile) {
+          const int64_t row = tile * tallest;
+          const int rows = static_cast<int>(std::min<int64_t>(tallest, tokens - row));
+          table_->pack_activations(in.data() + row * inputs, inputs, rows, inputs, packed + row * padded);
+        }
+      });
+      tiles = packed;
+    }
+    // With more tiles than this, panels are dequantized to memory once rather than in registers for each tile.
+    const bool expand = tokens > 2 * tallest;
+    pool_.run(linear.panels(), 2, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t first = begin; first < end; first += kMaxExpandedPanels) {
+        const int64_t last = std::min<int64_t>(end, first + kMaxExpandedPanels);
+        linear.each(static_cast<int>(first), static_cast<int>(last),
+                    [&](const Weight& weight, int panel, int panels, int column) {
+                      multiply(weight, panel, panels, tiles, padded, tokens, expand, thread,
+                               {out.data() + column, out.shape(1), accumulate});
+                    });
+      }
+    });
+  }
+
+  void rms_norm(Matrix in, Vector weight, float epsilon, int tokens, Matrix out) {
+    const int width = static_cast<int>(in.shape(1));
+    require(tokens <= static_cast<int>(in.shape(0)) && tokens <= static_cast<int>(out.shape(0)), "tokens");
+    require(static_cast<int>(out.shape(1)) == width && static_cast<int>(weight.shape(0)) == width, "rms_norm: widths");
+    pool_.run(tokens, grain(width), [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t)
+        table_->rms_norm(in.data() + t * width, weight.data(), epsilon, width, out.data() + t * width);
+    });
+  }
+
+  // in: gate and up side by side; out = silu(gate) * up
+  void swiglu(Matrix in, int tokens, Matrix out) {
+    const int width = static_cast<int>(out.shape(1));
+    require(tokens <= static_cast<int>(in.shape(0)) && tokens <= static_cast<int>(out.shape(0)), "tokens");
+    require(static_cast<int>(in.shape(1)) == 2 * width, "swiglu: in is not twice as wide as out");
+    pool_.run(tokens, grain(4 * width), [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* row = in.data() + t * 2 * width;
+        table_->swiglu(row, row + width, width, out.data() + t * width);
+      }
+    });
+  }
+
+  // Rotates queries (in place) and keys of `qkv` by each token's angles, and stores keys and values in the cache.
+  // slots[t] = page * page_size + offset.
+  void rotate_and_store(Matrix qkv, int heads, Matrix cosines, Matrix sines, Integers slots, int tokens, Floats keys,
+                        Floats values) {
+    const KvCache cache = cache_of(keys, values);
+    const int d = cache.head_dim, width = (heads + 2 * cache.kv_heads) * d;
+    require(tokens <= static_cast<int>(qkv.shape(0)) && tokens <= static_cast<int>(slots.shape(0)), "tokens");
+    require(tokens <= static_cast<int>(cosines.shape(0)) && tokens <= static_cast<int>(sines.shape(0)), "tokens");
+    require(static_cast<int>(cosines.shape(1)) == d / 2 && static_cast<int>(sines.shape(1)) == d / 2,
+            "rotate: angles are not half as wide as a head");
+    require(static_cast<int>(qkv.shape(1)) == width, "rotate: qkv does not hold the heads");
+    pool_.run(tokens, grain(4 * width), [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* row = qkv.data() + t * width;
+        float* key = row + heads * d;
+        table_->rotate(row, heads + cache.kv_heads, d, cosines.data() + t * (d / 2), sines.data() + t * (d / 2));
+        const int page = slots.data()[t] / cache.page_size, offset = slots.data()[t] % cache.page_size;
+        for (int h = 0; h < cache.kv_heads; ++h) {
+          float* key_page = cache.keys + cache.offset(page, h) + offset;
+          float* value = cache.values + cache.offset(page, h) + static_cast<size_t>(offset) * d;
+          for (int i = 0; i < d; ++i) key_page[static_cast<size_t>(i) * cache.page_size] = key[h * d + i];
+          std::copy_n(key + (cache.kv_heads + h) * d, d, value);
+        }
+      }
+    });
+  }
+
+  // out[t] = attention of the queries of qkv[t] over lengths[t] positions of the pages in page_table[sequences[t]].
+  void attend(Matrix qkv, int heads, Integers lengths, Integers sequences, Table page_table, int tokens, Floats keys,
+              Floats values, Matrix out) {
+    const KvCache cache = cache_of(keys, values);
+    const int d = cache.head_dim, group = heads / cache.kv_heads;
+    require(tokens <= static_cast<int>(qkv.shape(0)) && tokens <= static_cast<int>(out.shape(0)), "tokens");
+    require(tokens <= static_cast<int>(lengths.shape(0)) && tokens <= static_cast<int>(sequences.shape(0)), "tokens");
+    require(heads % cache.kv_heads == 0 && static_cast<int>(out.shape(1)) == heads * d, "attend: out width");
+    require(static_cast<int>(qkv.shape(1)) == (heads + 2 * cache.kv_heads) * d, "attend: qkv width");
+    // Heads of a group share loads of keys and values; with few tokens they are split to keep all threads busy.
+    const int together = tokens * cache.kv_heads >= 4 * threads() ? group : 1;
+    const int pieces = heads / together;
+    const size_t positions = page_table.shape(1) * cache.page_size;
+    pool_.run(static_cast<int64_t>(tokens) * pieces, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t t = i / pieces;
+        const int head = static_cast<int>(i % pieces) * together;
+        float* scratch = scratch_[thread].floats(std::min(together, 4) * positions);
+        table_->attend(cache, page_table.data() + sequences.data()[t] * page_table.shape(1), lengths.data()[t],
+                       head / group, qkv.data() + t * qkv.shape(1) + head * d, together, scratch,
+                       out.data() + t * out.shape(1) + head * d);
+      }
+    });
+  }
+
+  // One token for each of the first `samples` rows of logits; see sampling.hpp. sampling: [samples, sizeof
+  // RowSampling].
+  void sample(Matrix logits, int samples, Bytes sampling, Words history, Tokens tokens, Probabilities logprobs,
+              TopTokens top_tokens, Matrix top_logprobs) {
+    const auto count = static_cast<size_t>(samples);
+    require(sampling.shape(1) == sizeof(core::RowSampling), "sampling must be RowSampling");
+    require(count <= logits.shape(0) && count <= sampling.shape(0) && count <= tokens.shape(0) &&
+                count <= logprobs.shape(0) && count <= top_tokens.shape(0) && count <= top_logprobs.shape(0),
+            "samples");
+    require(top_tokens.shape(1) == ring::kMaxTopLogprobs && top_logprobs.shape(1) == ring::kMaxTopLogprobs,
+            "top_tokens and top_logprobs must be MAX_TOP_LOGPROBS wide");
+    const auto* rows = reinterpret_cast<const core::RowSampling*>(sampling.data());
+    for (size_t i = 0; i < count; ++i) {
+      require(rows[i].history_offset + rows[i].history_length <= history.shape(0), "history is too short");
+      require(rows[i].top_logprobs <= ring::kMaxTopLogprobs && rows[i].suppress_count <= core::kMaxEndTokens,
+              "RowSampling counts");
+    }
+    const int vocabulary = static_cast<int>(logits.shape(1));
+    pool_.run(samples, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Sampled result{tokens.data() + i, logprobs.data() + i, top_tokens.data() + i * top_tokens.shape(1),
+                             top_logprobs.data() + i * top_logprobs.shape(1)};
+        cpu::sample(*table_, logits.data() + i * logits.shape(1), vocabulary, rows[i],
+                    history.data() + rows[i].history_offset, sampling_[thread], result);
+      }
+    });
+  }
+
+ private:
+  // Rows that are worth waking a thread for.
+  static int64_t grain(int width) { return std::max(1, 16384 / std::max(width, 1)); }
+
+  static KvCache cache_of(const Floats& keys, const Floats& values) {
+    require(keys.ndim() == 4 && values.ndim() == 4 && keys.shape(1) == values.shape(1) &&
+                keys.shape(2) == values.shape(3) && keys.shape(3) == values.shape(2),
+            "keys must be [pages, kv_heads, head_dim, page_size], values [pages, kv_heads, page_size, head_dim]");
+    require(keys.shape(2) % 16 == 0 && keys.shape(3) % 16 == 0, "head_dim and page_size must be multiples of 16");
+    return {keys.data(), values.data(), static_cast<int>(keys.shape(1)), static_cast<int>(keys.shape(2)),
+            static_cast<int>(keys.shape(3))};
+  }
+
+  void multiply(const Weight& weight, int panel, int panels, const float* tiles, int padded, int tokens, bool expand,
+                int thread, OutputTile out) {
+    Weight source = weight;
+    int first = panel;
+    if (expand) {
+      float* expanded = scratch_[thread].floats(static_cast<size_t>(panels) * padded * kPanelOutputs);
+      table_->expand_panels(weight, panel, panels, expanded);
+      const int outputs = std::min(panels * kPanelOutputs, weight.outputs - panel * kPanelOutputs);
+      source = {WeightType::kF32, outputs, weight.inputs, reinterpret_cast<const uint8_t*>(expanded)};
+      first = 0;
+      out.values += panel * kPanelOutputs;
+    }
+    float* start = out.values;
+    for (int row = 0; row < tokens; row += table_->tallest_tile) {
+      out.values = start + row * out.stride;
+      const ActivationTile in{tiles + static_cast<size_t>(row) * padded, std::min(table_->tallest_tile, tokens - row)};
+      table_->multiply_panels(source, first, panels, in, out);
+    }
+  }
+
+  const KernelTable* table_;
+  ThreadPool pool_;
+  std::vector<Buffer> scratch_;
+  std::vector<SamplingScratch> sampling_;
+  Buffer tiles_;
+};
+
+}  // namespace
+}  // namespace blink::cpu
+
+NB_MODULE(_kernels, m) {
+  using namespace blink::cpu;
+  m.def(
+      "philox",
+      [](uint64_t key, const std::vector<uint32_t>& counter) {
+        require(counter.size() == 4, "the counter has four words");
+        const PhiloxBlock block = philox(key, {{counter[0], counter[1], counter[2], counter[3]}});
+        return std::vector<uint32_t>(block.word, block.word + 4);
+      },
+      "key"_a, "counter"_a);
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Linear>(m, "Linear")
+      .def(nb::init<const std::vector<Bytes>&, const std::vector<std::string>&, const std::vector<int>&>(), "rows"_a,
+           "types"_a, "inputs"_a)
+      .def_prop_ro("inputs", &Linear::inputs)
+      .def_prop_ro("outputs", &Linear::outputs)
+      .def_prop_ro("bytes", &Linear::bytes);
+  nb::class_<Kernels>(m, "Kernels")
+      .def(nb::init<int, const std::string&>(), "threads"_a, "instruction_set"_a = "")
+      .def_prop_ro("instruction_set", &Kernels::instruction_set)
+      .def_prop_ro("threads", &Kernels::threads)
+      .def("embed", &Kernels::embed, "linear"_a, "ids"_a, "tokens"_a, "out"_a, Release())
+      .def("linear", &Kernels::linear, "linear"_a, "inputs"_a, "tokens"_a, "out"_a, "accumulate"_a = false, Release())
+      .def("rms_norm", &Kernels::rms_norm, "inputs"_a, "weight"_a, "epsilon"_a, "tokens"_a, "out"_a, Release())
+      .def("swiglu", &Kernels::swiglu, "inputs"_a, "tokens"_a, "out"_a, Release())
+      .def("rotate_and_store", &Kernels::rotate_and_store, "qkv"_a, "heads"_a, "cosines"_a, "sines"_a, "slots"_a,
+           "tokens"_a, "keys"_a, "values"_a, Release())
+      .def("attend", &Kernels::attend, "qkv"_a, "heads"_a, "lengths"_a, "sequences"_a, "page_table"_a, "tokens"_a,
+           "keys"_a, "values"_a, "out"_a, Release())
+      .def("sample", &Kernels::sample, "logits"_a, "samples"_a, "sampling"_a, "history"_a, "tokens"_a, "logprobs"_a,
+           "top_tokens"_a, "top_logprobs"_a, Release());
+}

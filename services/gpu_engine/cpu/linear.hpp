@@ -1,0 +1,225 @@
+// Panel products: see weights.hpp for the layout and for why results don't depend on the batch.
+//
+// A tile of P panels by R rows keeps P * R accumulators in registers. Each weight is dequantized in registers once for
+// R rows: shift, table look-up (or conversion) and one multiply-add for sixteen values.
+#pragma once
+
+#include "services/gpu_engine/cpu/kernel_table.hpp"
+#include "services/gpu_engine/cpu/simd.hpp"
+
+namespace blink::cpu::BLINK_ISA {
+
+// Each reader delivers the sixteen values of one input of a block, eighth + k; k is a constant after unrolling.
+struct ReadF32 {
+  using Block = BlockF32;
+  const Block* block;
+  BLINK_INLINE ReadF32 open(const Block& block) { return {&block}; }
+  __attribute__((always_inline)) Lanes value(int eighth, int k) const { return load(block->value[eighth + k]); }
+};
+
+struct ReadF16 {
+  using Block = BlockF16;
+  const Block* block;
+  BLINK_INLINE ReadF16 open(const Block& block) { return {&block}; }
+  __attribute__((always_inline)) Lanes value(int eighth, int k) const { return load_half(block->value[eighth + k]); }
+};
+
+struct ReadBF16 {
+  using Block = BlockBF16;
+  const Block* block;
+  BLINK_INLINE ReadBF16 open(const Block& block) { return {&block}; }
+  __attribute__((always_inline)) Lanes value(int eighth, int k) const { return load_brain(block->value[eighth + k]); }
+};
+
+// The four low bits of each word as a number, less `offset`.
+template <int offset>
+BLINK_INLINE Vector low_nibbles(Words words) {
+#if defined(__AVX512F__)
+  constexpr float o = offset;
+  const Vector table = {0 - o, 1 - o, 2 - o,  3 - o,  4 - o,  5 - o,  6 - o,  7 - o,
+                        8 - o, 9 - o, 10 - o, 11 - o, 12 - o, 13 - o, 14 - o, 15 - o};
+  return (Vector)_mm512_permutexvar_ps((__m512i)words, (__m512)table);
+#else
+  return __builtin_convertvector((Integers)(words & 15u) - offset, Vector);
+#endif
+}
+
+template <int offset>
+BLINK_INLINE Lanes nibbles(const uint32_t (&quants)[kPanelOutputs], int k) {
+  Lanes lanes;
+#pragma GCC unroll 4
+  for (int p = 0; p < kParts; ++p) lanes.part[p] = low_nibbles<offset>(load_words(&quants[p * kWidth]) >> (4 * k));
+  return lanes;
+}
+
+struct ReadQ4_0 {
+  using Block = BlockQ4_0;
+  const Block* block;
+  Lanes scale;
+  BLINK_INLINE ReadQ4_0 open(const Block& block) { return {&block, load_half(block.scale)}; }
+  __attribute__((always_inline)) Lanes value(int eighth, int k) const {
+    return multiply(nibbles<8>(block->quants[eighth / 8], k), scale);
+  }
+};
+
+struct ReadQ4_1 {
+  using Block = BlockQ4_1;
+  const Block* block;
+  Lanes scale, minimum;
+  BLINK_INLINE ReadQ4_1 open(const Block& block) { return {&block, load_half(block.scale), load_half(block.minimum)}; }
+  __attribute__((always_inline)) Lanes value(int eighth, int k) const {
+    return multiply_add(nibbles<0>(block->quants[eighth / 8], k), scale, minimum);
+  }
+};
+
+struct ReadQ8_0 {
+  using Block = BlockQ8_0;
+  const Block* block;
+  Lanes scale;
+  BLINK_INLINE ReadQ8_0 open(const Block& block) { return {&block, load_half(block.scale)}; }
+  __attribute__((always_inline)) Lanes value(int eighth, int k) const {
+    return multiply(load_bytes(block->quant[eighth + k]), scale);
+  }
+};
+
+BLINK_INLINE void store_outputs(float* to, const Lanes& sum, int outputs, bool accumulate) {
+  if (outputs >= kPanelOutputs) {
+    const Lanes before = accumulate ? load(to) : splat(0);
+    Lanes result = sum;
+    if (accumulate)
+      for (int p = 0; p < kParts; ++p) result.part[p] = before.part[p] + sum.part[p];
+    store(to, result);
+    return;
+  }
+  float values[kLanes];
+  store(values, sum);
+  for (int i = 0; i < outputs; ++i) to[i] = accumulate ? to[i] + values[i] : values[i];
+}
+
+template <class Read, int P, int R>
+static void multiply_tile(const uint8_t* panels, size_t panel_bytes, int blocks, ActivationTile in, float* out,
+                          size_t stride, int outputs, bool accumulate) {
+  Lanes sum[P][R];
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) sum[p][r] = splat(0);
+  const float* x = in.values;
+  for (int b = 0; b < blocks; ++b) {
+    Read read[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p)
+      read[p] = Read::open(reinterpret_cast<const typename Read::Block*>(panels + p * panel_bytes)[b]);
+    for (int eighth = 0; eighth < kBlockInputs; eighth += 8, x += 8 * R) {
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k) {
+        Lanes w[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) w[p] = read[p].value(eighth, k);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const Lanes activation = splat(x[k * R + r]);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) sum[p][r] = multiply_add(w[p], activation, sum[p][r]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+      if (r < in.rows)
+        store_outputs(out + r * stride + p * kPanelOutputs, sum[p][r], outputs - p * kPanelOutputs, accumulate);
+}
+
+// Panels of one pass: enough independent chains to hide the latency of multiply-adds, no more than registers hold.
+constexpr int panels_of(int rows) {
+  if (kParts > 1) return rows == 1 ? 2 : 1;
+  return rows == 1 ? 4 : 2;
+}
+
+template <class Read, int R>
+static void multiply_rows(const Weight& weight, int first, int panels, ActivationTile in, const OutputTile& out) {
+  constexpr int P = panels_of(R);
+  for (int done = 0; done < panels;) {
+    const int panel = first + done;
+    const int outputs = weight.outputs - panel * kPanelOutputs;
+    float* to = out.values + panel * kPanelOutputs;
+    const bool several = panels - done >= P;
+    (several ? multiply_tile<Read, P, R> : multiply_tile<Read, 1, R>)(weight.panel(panel), weight.panel_bytes(),
+                                                                      weight.blocks(), in, to, out.stride, outputs,
+                                                                      out.accumulate);
+    done += several ? P : 1;
+  }
+}
+
+// Tile heights that are compiled; a tile of any other height is padded with rows of zeros to the next.
+#if defined(__AVX512F__)
+constexpr int kTallestTile = 12;
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int kTallestTile = 6;
+#else
+constexpr int kTallestTile = 2;
+#endif
+
+static int tile_height(int rows) {
+  const int heights[] = {1, 2, 4, 6, 8, 12};
+  for (int height : heights)
+    if (height >= rows || height == kTallestTile) return height;
+  return 0;
+}
+
+template <class Read, int R = kTallestTile>
+static void multiply_read(const Weight& weight, int first, int panels, ActivationTile in, OutputTile out) {
+  if (tile_height(in.rows) == R) return multiply_rows<Read, R>(weight, first, panels, in, out);
+  if constexpr (R > 1) return multiply_read<Read, (R > 8 ? 8 : R > 2 ? R - 2 : 1)>(weight, first, panels, in, out);
+}
+
+static void multiply_panels(const Weight& weight, int first, int panels, ActivationTile in, OutputTile out) {
+  switch (weight.type) {
+      // clang-format off
+    case WeightType::kF32: return multiply_read<ReadF32>(weight, first, panels, in, out);
+    case WeightType::kF16: return multiply_read<ReadF16>(weight, first, panels, in, out);
+    case WeightType::kBF16: return multiply_read<ReadBF16>(weight, first, panels, in, out);
+    case WeightType::kQ4_0: return multiply_read<ReadQ4_0>(weight, first, panels, in, out);
+    case WeightType::kQ4_1: return multiply_read<ReadQ4_1>(weight, first, panels, in, out);
+    case WeightType::kQ8_0: return multiply_read<ReadQ8_0>(weight, first, panels, in, out);
+      // clang-format on
+  }
+}
+
+template <class Read>
+static void expand_read(const Weight& weight, int first, int panels, float* expanded) {
+  for (int panel = first; panel < first + panels; ++panel) {
+    const auto* blocks = reinterpret_cast<const typename Read::Block*>(weight.panel(panel));
+    for (int b = 0; b < weight.blocks(); ++b) {
+      const Read read = Read::open(blocks[b]);
+      for (int eighth = 0; eighth < kBlockInputs; eighth += 8)
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k, expanded += kPanelOutputs) store(expanded, read.value(eighth, k));
+    }
+  }
+}
+
+static void expand_panels(const Weight& weight, int first, int panels, float* expanded) {
+  switch (weight.type) {
+      // clang-format off
+    case WeightType::kF32: return expand_read<ReadF32>(weight, first, panels, expanded);
+    case WeightType::kF16: return expand_read<ReadF16>(weight, first, panels, expanded);
+    case WeightType::kBF16: return expand_read<ReadBF16>(weight, first, panels, expanded);
+    case WeightType::kQ4_0: return expand_read<ReadQ4_0>(weight, first, panels, expanded);
+    case WeightType::kQ4_1: return expand_read<ReadQ4_1>(weight, first, panels, expanded);
+    case WeightType::kQ8_0: return expand_read<ReadQ8_0>(weight, first, panels, expanded);
+      // clang-format on
+  }
+}
+
+static void pack_activations(const float* input, size_t stride, int rows, int inputs, float* tile) {
+  const int padded = (inputs + kBlockInputs - 1) / kBlockInputs * kBlockInputs;
+  const int height = tile_height(rows);
+  for (int k = 0; k < padded; ++k)
+    for (int r = 0; r < height; ++r) *tile++ = k < inputs && r < rows ? input[r * stride + k] : 0.0f;
+}
+
+}  // namespace blink::cpu::BLINK_ISA

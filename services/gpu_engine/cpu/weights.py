@@ -1,0 +1,116 @@
+"""A checkpoint's tensors as the kernels want them: matrices packed, vectors in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.gpu_engine.cpu._kernels import Linear
+from services.gpu_engine.models import family
+from services.gpu_engine.models.checkpoint import Checkpoint, Progress
+from services.gpu_engine.models.errors import UnsupportedCheckpointError
+from services.gpu_engine.models.family import TensorSpec
+from services.gpu_engine.models.tensors import StoredTensor, TensorType
+
+Floats = NDArray[np.float32]
+LANES = 16  # widths that must come in whole vectors
+
+
+@dataclass(frozen=True)
+class Embedding:
+    weight: Linear
+
+
+@dataclass(frozen=True)
+class Attention:
+    index: int
+    norm: Floats
+    qkv: Linear
+    output: Linear
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    norm: Floats
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Head:
+    norm: Floats
+    weight: Linear
+
+
+Layer = Embedding | Attention | FeedForward | Head
+
+
+class Weights:
+    """A model's layers with their weights in memory, in the types in which they are stored.
+
+    Attributes:
+        layers: in order of execution.
+        bytes: of all weights.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._total = sum(tensor.nbytes for _, tensor in checkpoint.tensors()) if progress else 0
+        self._done = 0
+        self._matrices: dict[str, Linear] = {}
+        self.layers = tuple(self._load(layer) for layer in checkpoint.layers)
+        self.bytes = self._done
+
+    def _load(self, layer: family.Layer) -> Layer:
+        match layer:
+            case family.Embedding(weight):
+                return Embedding(self._linear(weight))
+            case family.Attention(index, norm, query, key, value, output):
+                return Attention(index, self._vector(norm), self._linear(query, key, value), self._linear(output))
+            case family.FeedForward(norm, gate, up, down):
+                return FeedForward(self._vector(norm), self._linear(gate, up), self._linear(down))
+            case family.Head(norm, weight):
+                return Head(self._vector(norm), self._linear(weight))
+
+    def _linear(self, *specs: TensorSpec) -> Linear:
+        """Matrices side by side; the one of a tied head is that of the embedding."""
+        name = "+".join(spec.name for spec in specs)
+        if name not in self._matrices:
+            for spec in specs[:-1]:
+                if spec.shape[0] % LANES:
+                    raise UnsupportedCheckpointError(
+                        f"{self._checkpoint.path}: {spec.name} has {spec.shape[0]} outputs,"
+                        f" the cpu engine needs a multiple of {LANES}"
+                    )
+            tensors = [self._checkpoint.tensor(spec) for spec in specs]
+            self._matrices[name] = Linear(
+                [tensor.data for tensor in tensors],
+                [tensor.type.name for tensor in tensors],
+                [spec.shape[1] for spec in specs],
+            )
+            for tensor in tensors:
+                self._count(tensor)
+        return self._matrices[name]
+
+    def _vector(self, spec: TensorSpec) -> Floats:
+        tensor = self._checkpoint.tensor(spec)
+        self._count(tensor)
+        match tensor.type:
+            case TensorType.F32:
+                return tensor.data.view(np.float32).reshape(-1).copy()
+            case TensorType.F16:
+                return tensor.data.view(np.float16).reshape(-1).astype(np.float32)
+            case TensorType.BF16:
+                bits = tensor.data.view(np.uint16).reshape(-1).astype(np.uint32)
+                return (bits << 16).view(np.float32)
+        raise UnsupportedCheckpointError(
+            f"{self._checkpoint.path}: {spec.name} is a vector of {tensor.type.name}, must be F32, F16 or BF16"
+        )
+
+    def _count(self, tensor: StoredTensor) -> None:
+        self._done += tensor.nbytes
+        if self._progress:
+            self._progress(self._done, self._total)

@@ -1,0 +1,79 @@
+"""What every engine is to the process that starts it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.common.errors import BlinkError
+
+
+class EngineError(BlinkError):
+    """An engine can't be started as asked, or has failed."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """How large an engine is. Everything is allocated from these numbers at its start; nothing grows later.
+
+    Attributes:
+        context: tokens of the longest request, prompt and output together.
+        page_size: tokens of a KV page.
+        kv_pages: of the whole KV cache.
+        max_running: sequences that may hold KV pages, and rows of a step.
+        max_batched_tokens: tokens of one step, decode rows and prompt chunks together.
+        max_waiting: queued requests; one more ends with QUEUE_FULL.
+        lease_timeout_ms: a lane whose gateway is silent for longer is reclaimed.
+        priority_boost: requests of its own lane that one level of priority lets a request overtake.
+    """
+
+    context: int
+    page_size: int
+    kv_pages: int
+    max_running: int
+    max_batched_tokens: int
+    max_waiting: int
+    lease_timeout_ms: int
+    priority_boost: int = 32
+
+    def check(self) -> None:
+        """Refuse sizes with which the longest request could never run.
+
+        Raises:
+            EngineError: naming the numbers and what to change.
+        """
+        held = self.kv_pages * self.page_size
+        if held < self.context:
+            raise EngineError(
+                f"the KV cache holds {held} tokens ({self.kv_pages} pages of {self.page_size}), one sequence needs"
+                f" {self.context}: give it more memory or lower max_context_tokens"
+            )
+
+
+def pages_within(budget_bytes: int, page_bytes: int, page_size: int, context: int) -> int:
+    """KV pages that fit into a memory budget.
+
+    Raises:
+        EngineError: the budget can't hold one sequence of ``context`` tokens; says what it takes.
+    """
+    pages = budget_bytes // page_bytes
+    needed = -(-context // page_size)
+    if pages < needed:
+        raise EngineError(
+            f"a KV budget of {budget_bytes >> 20} MiB holds {pages * page_size} tokens, one sequence of {context} needs"
+            f" {-(-needed * page_bytes >> 20)} MiB: raise the budget or lower max_context_tokens"
+        )
+    return pages
+
+
+class Engine(ABC):
+    """An engine that holds its weights and its ring. Its constructor loads and allocates; READY comes with ``run``."""
+
+    @abstractmethod
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """The control loop, on the caller's thread: READY, then ``on_ready``, then steps.
+
+        Returns once bootstrap's order is STOP and every request has ended. Whatever goes wrong, the ring's state is
+        FAILED before the exception leaves this call, so no gateway waits for an engine that is gone.
+        """
