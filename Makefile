@@ -19,19 +19,22 @@ model: install
 
 install: $(VENV)/.built
 
-# Debian splits venv, the headers and g++ from python3 and gcc: say which one is missing rather than fail half-way.
+# Debian splits venv, the headers and g++ from python3 and gcc: name everything that is missing, before anything is done.
 $(VENV)/.packages: requirements/dev.txt
-	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "blink needs Python 3.11 or newer"; exit 1; }
-	@python3 -c 'import venv, ensurepip' 2>/dev/null || { echo "blink needs the venv module: apt-get install python3-venv"; exit 1; }
-	@python3 -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
-	  || { echo "blink needs Python's headers: apt-get install python3-dev"; exit 1; }
-	@command -v $(or $(CXX),c++) >/dev/null || { echo "blink needs a C++17 compiler: apt-get install g++"; exit 1; }
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "blink needs Python 3.11 or newer as python3"; exit 1; }
+	@missing=; \
+	python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	python3 -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+	  || missing="$$missing python3-dev"; \
+	command -v $(or $(CXX),c++) >/dev/null || missing="$$missing g++"; \
+	test -z "$$missing" || { echo "blink needs more packages: apt-get install$$missing"; exit 1; }
 	python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes --no-deps -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.packages pyproject.toml CMakeLists.txt $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
 lint: install
