@@ -1,30 +1,87 @@
-"""From settings and a checkpoint to a running engine: the one place that knows which engines exist."""
+"""From settings and a checkpoint to an engine: the one place that knows which engines exist."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from services.bootstrap.errors import BootstrapError
+from services.bootstrap.memory import available_bytes, require_memory
 from services.bootstrap.settings import BootstrapSettings
+from services.gpu_engine.cpu.engine import CpuEngine
+from services.gpu_engine.engine import Engine, EngineLimits
 from services.gpu_engine.models.checkpoint import Checkpoint
+from services.gpu_engine.models.family import tensors_of
+from services.ring.header import RingInfo
 from services.ring.memory import Region
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
-
-class Engine(Protocol):
-    """What bootstrap needs of an engine that holds its weights."""
-
-    def run(self, on_ready: Callable[[], None]) -> None:
-        """The control loop: READY, then ``on_ready``, then steps until the ring's Command is STOP."""
+FLOAT_BYTES = 4
 
 
-EngineBuilder = Callable[[BootstrapSettings, Checkpoint, int, Region, Progress], Engine]
+class EngineBuilder(Protocol):
+    """Makes an engine that is ready to run; a test may have another one than ``build_engine``."""
+
+    def __call__(
+        self,
+        settings: BootstrapSettings,
+        checkpoint: Checkpoint,
+        info: RingInfo,
+        *,
+        epoch: int,
+        region: Region,
+        progress: Progress,
+    ) -> Engine: ...
+
+
+def require_engine(settings: BootstrapSettings) -> None:
+    """Refuse an engine that this build does not have. Raises BootstrapError."""
+    if settings.engine != "cpu":
+        raise BootstrapError(f"engine is {settings.engine!r}, which this build does not have: use --engine cpu")
 
 
 def build_engine(
-    settings: BootstrapSettings, checkpoint: Checkpoint, epoch: int, region: Region, progress: Progress
+    settings: BootstrapSettings,
+    checkpoint: Checkpoint,
+    info: RingInfo,
+    *,
+    epoch: int,
+    region: Region,
+    progress: Progress,
 ) -> Engine:
     """Load weights and allocate everything. Raises BlinkError."""
-    raise BootstrapError(f"engine is {settings.engine!r}, which is not there yet")
+    limits = EngineLimits(
+        context=info.max_context_tokens,
+        page_size=settings.page_size,
+        kv_pages=-(-settings.kv_tokens // settings.page_size),
+        max_running=settings.max_running,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_waiting=settings.max_waiting,
+        lease_timeout_ms=settings.lease_timeout_ms,
+        priority_boost=settings.priority_boost,
+    )
+    require_memory(memory_parts(checkpoint, limits, info), available_bytes())
+    return CpuEngine(
+        checkpoint,
+        region,
+        limits,
+        epoch=epoch,
+        threads=settings.engine_threads,
+        progress=partial(progress, "loading weights"),
+    )
+
+
+def memory_parts(checkpoint: Checkpoint, limits: EngineLimits, info: RingInfo) -> dict[str, int]:
+    """Bytes that the cpu engine allocates, by what they are for; the ring itself is allocated before.
+
+    Token histories live in a private copy of every lane's arena (docs/decisions/0001-record-in-the-arena.md).
+    """
+    config = checkpoint.config
+    positions = limits.kv_pages * limits.page_size
+    return {
+        "weights": sum(checkpoint.tensor(spec).nbytes for spec in tensors_of(checkpoint.layers)),
+        "KV cache": 2 * FLOAT_BYTES * config.layers * config.kv_width * positions,
+        "token histories": info.geometry.lanes * info.geometry.arena_bytes,
+    }

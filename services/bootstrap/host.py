@@ -6,7 +6,7 @@ import threading
 import time
 
 from services.bootstrap.card import model_card
-from services.bootstrap.engine import EngineBuilder, build_engine
+from services.bootstrap.engine import EngineBuilder, build_engine, require_engine
 from services.bootstrap.errors import BootstrapError
 from services.bootstrap.handshake import Handshake, Offer
 from services.bootstrap.lanes import LaneTable
@@ -38,6 +38,7 @@ def main(settings: BootstrapSettings) -> int:
 
 def serve(settings: BootstrapSettings, build: EngineBuilder) -> int:
     """``main`` with a choice of engine."""
+    require_engine(settings)
     checkpoint = open_checkpoint(ModelStore().resolve(settings.model))
     info = ring_info(settings, checkpoint)
     with ShmRing.create(settings.ring_path, info) as ring:
@@ -108,7 +109,14 @@ class Host:
         """The engine's thread, from loading to the end of its control loop."""
         started = time.monotonic()
         try:
-            engine = self._build(self._settings, self._checkpoint, self._epoch, self._ring.region, self._progress)
+            engine = self._build(
+                self._settings,
+                self._checkpoint,
+                self._info,
+                epoch=self._epoch,
+                region=self._ring.region,
+                progress=self._progress,
+            )
             engine.run(lambda: self._publish(time.monotonic() - started))
         except BaseException as error:  # the main thread reports it
             self._failure = error

@@ -19,18 +19,20 @@ from services.bootstrap.errors import BootstrapError  # noqa: E402
 from services.bootstrap.host import serve  # noqa: E402
 from services.bootstrap.settings import BootstrapSettings  # noqa: E402
 from services.common.process import run_process  # noqa: E402
+from services.gpu_engine.engine import Engine  # noqa: E402
 from services.gpu_engine.models.checkpoint import Checkpoint  # noqa: E402
+from services.ring.header import RingInfo  # noqa: E402
 from services.ring.memory import Region  # noqa: E402
 from tests.support.stand_in_engine import Behaviour, StandInEngine  # noqa: E402
 
 FAULT = os.environ.get("BLINK_TEST_FAULT", "")
 
 
-class Engine:
+class StandIn(Engine):
     def __init__(self, region: Region, epoch: int) -> None:
         self._engine = StandInEngine(region, Behaviour(), epoch=epoch)
 
-    def run(self, on_ready: Callable[[], None]) -> None:
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         self._engine.step()
         on_ready()
         if FAULT == "loop":
@@ -39,15 +41,21 @@ class Engine:
 
 
 def build(
-    settings: BootstrapSettings, checkpoint: Checkpoint, epoch: int, region: Region, progress: Progress
-) -> Engine:
+    settings: BootstrapSettings,
+    checkpoint: Checkpoint,
+    info: RingInfo,
+    *,
+    epoch: int,
+    region: Region,
+    progress: Progress,
+) -> StandIn:
     progress("weights", 0, 100)
     if FAULT == "load":
         raise BootstrapError("the weights are broken")
     if FAULT == "slow":
         threading.Event().wait()
     progress("weights", 100, 100)
-    return Engine(region, epoch)
+    return StandIn(region, epoch)
 
 
 if __name__ == "__main__":
