@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import time
@@ -16,6 +15,7 @@ from services.dpu_gateway.request import Request
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.slots import SlotTracker
 from services.dpu_gateway.streams import Stream
+from services.dpu_gateway.ticker import Ticker
 from services.ring.errors import RingError
 from services.ring.header import RingInfo, RingStatus, read_status
 from services.ring.lane import LaneClient
@@ -168,16 +168,21 @@ class Session:
 
     async def run(self) -> None:
         """Read tokens, renew the lease and watch the engine until it is lost. Raises EngineLostError or RingError."""
-        fast, slow = self._settings.poll_fast_us / 1e6, self._settings.poll_slow_us / 1e6
+        fast, slow = self._settings.poll_fast_us, self._settings.poll_slow_us
         next_watch = last_token = 0.0
-        while True:
-            now = time.monotonic()
-            if now >= next_watch:
-                self.liveness.look(self.read_status())
-                next_watch = now + self._settings.watch_interval
-            if self._reader.poll():
-                last_token = now
-            await asyncio.sleep(fast if now - last_token < SLOW_AFTER else slow)
+        ticker = Ticker()
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= next_watch:
+                    self.liveness.look(self.read_status())
+                    next_watch = now + self._settings.watch_interval
+                if self._reader.poll():
+                    last_token = now
+                ticker.set_period(fast if now - last_token < SLOW_AFTER else slow)
+                await ticker.wait()
+        finally:
+            ticker.close()
 
     def read_status(self) -> RingStatus:
         """The ring's header as it is now. Raises TransportLostError."""

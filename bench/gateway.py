@@ -1,0 +1,216 @@
+"""What a gateway worker costs: CPU a token, tokens a second, time to first token, at 1, 32 and 256 streams.
+
+    python -m bench.gateway [--seconds 5] [--streams 1 32 256] [--rates 0 80]
+
+Four processes: the stand-in engine (owns the ring), the gateway worker under test, the load generator, and this one,
+which grants the lane and is idle. Rate 0 lets the stand-in give tokens at once, one a step and stream; another rate
+paces every stream, as an engine does. All CPU times are the kernel's accounts of the processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import uvloop
+from blink.v1 import bootstrap_pb2, bootstrap_pb2_grpc, inference_pb2, inference_pb2_grpc
+from rich.console import Console
+from rich.table import Table
+
+from tests.dpu_gateway.harness import model_card
+from tests.support.stand_in_engine import FINGERPRINT
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
+MAX_TOKENS = 256
+SLOTS = 512
+
+
+class Granting(bootstrap_pb2_grpc.BootstrapServicer):
+    """Grants lane 0 of the stand-in's ring."""
+
+    def __init__(self, ring: Path) -> None:
+        self._ring = ring
+
+    async def Attach(  # noqa: N802
+        self,
+        request: bootstrap_pb2.AttachRequest,
+        context: grpc.aio.ServicerContext[bootstrap_pb2.AttachRequest, bootstrap_pb2.AttachResponse],
+    ) -> bootstrap_pb2.AttachResponse:
+        return bootstrap_pb2.AttachResponse(
+            lane=0,
+            gateway_epoch=time.time_ns(),
+            engine_epoch=engine_epoch(self._ring),
+            shm=bootstrap_pb2.ShmDescriptor(path=str(self._ring)),
+            model=model_card(),
+            lease_timeout_ms=5000,
+        )
+
+
+def engine_epoch(ring: Path) -> int:
+    from services.ring.schema import ENGINE_STATUS, header_offset  # noqa: PLC0415
+
+    with ring.open("rb") as file:
+        file.seek(header_offset(ENGINE_STATUS) + ENGINE_STATUS.offset_of("epoch"))
+        return int.from_bytes(file.read(8), "little")
+
+
+async def generate_load(address: str, streams: int, seconds: float) -> None:
+    """Keep ``streams`` requests open for a while; print what was seen as JSON."""
+    first_token: list[float] = []
+    gaps: list[float] = []
+    tokens = chunks = 0
+    request = inference_pb2.GenerateRequest(text=PROMPT, stop=inference_pb2.StopConditions(max_tokens=MAX_TOKENS))
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        end = time.perf_counter() + seconds
+
+        async def one_stream() -> None:
+            nonlocal tokens, chunks
+            while time.perf_counter() < end:
+                begun = last = time.perf_counter()
+                received = 0
+                async for event in stub.Generate(request):
+                    if event.HasField("chunk"):
+                        now = time.perf_counter()
+                        if received:
+                            gaps.append(now - last)
+                        else:
+                            first_token.append(now - begun)
+                        last = now
+                        received += len(event.chunk.token_ids)
+                        chunks += 1
+                assert received == MAX_TOKENS
+                tokens += received
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(one_stream() for _ in range(streams)))
+        elapsed = time.perf_counter() - begun
+    p50, p99 = (float(np.percentile(first_token, q)) for q in (50, 99))
+    print(
+        json.dumps(
+            {
+                "tokens": tokens,
+                "chunks": chunks,
+                "seconds": elapsed,
+                "ttft_p50": p50,
+                "ttft_p99": p99,
+                "gap_p99": float(np.percentile(gaps, 99)) if gaps else 0.0,
+            }
+        )
+    )
+
+
+@asynccontextmanager
+async def process(*arguments: str, ready: str = "", **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process, awaited until it prints a line with ``ready``, killed at the end."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | environment,
+    )
+    assert child.stdout is not None
+    try:
+        while ready:
+            line = (await child.stdout.readline()).decode()
+            if not line:
+                raise RuntimeError(f"{arguments[0]} ended before it said {ready}")
+            if ready in line:
+                break
+        yield child
+    finally:
+        if child.returncode is None:
+            child.terminate()
+            await child.communicate()
+
+
+def cpu_seconds(child: asyncio.subprocess.Process) -> float:
+    times = psutil.Process(child.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+async def measure(rate: float, streams: int, seconds: float, flags: Sequence[str]) -> list[str]:
+    """One row of the table."""
+    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
+    ring = Path(f"/dev/shm/{directory.name}")
+    bootstrap = grpc.aio.server()
+    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
+    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
+    await bootstrap.start()
+    engine_flags = [f"--slots={SLOTS}", "--burst=1", "--log-entries=65536", f"--fingerprint={FINGERPRINT.hex()}"]
+    if rate:
+        engine_flags.append(f"--tokens-per-second={rate}")
+    address = f"unix:{directory / 'api'}"
+    try:
+        async with (
+            process("tests.support.stand_in_engine", str(ring), *engine_flags, ready="READY") as engine,
+            process(
+                "services.dpu_gateway",
+                *(f"--listen={address}", f"--bootstrap=unix:{directory / 'bootstrap'}", *flags),
+                ready='"attached"',
+                BLINK_RUNTIME_DIR=str(directory),
+            ) as gateway,
+        ):
+            before = cpu_seconds(gateway), cpu_seconds(engine)
+            async with process("bench.gateway", "--client", address, str(streams), str(seconds)) as client:
+                output, _ = await client.communicate()
+            gateway_cpu, engine_cpu = cpu_seconds(gateway) - before[0], cpu_seconds(engine) - before[1]
+    finally:
+        await bootstrap.stop(0)
+        shutil.rmtree(directory)
+    seen = json.loads(output.splitlines()[-1])
+    tokens = seen["tokens"]
+    return [
+        f"{rate:g}/s" if rate else "at once",
+        str(streams),
+        f"{tokens / seen['seconds']:,.0f}",
+        f"{gateway_cpu / tokens * 1e6:.1f}",
+        f"{gateway_cpu / seen['seconds'] * 100:.0f}%",
+        f"{engine_cpu / seen['seconds'] * 100:.0f}%",
+        f"{tokens / seen['chunks']:.1f}",
+        f"{seen['ttft_p50'] * 1e3:.1f}",
+        f"{seen['ttft_p99'] * 1e3:.1f}",
+        f"{seen['gap_p99'] * 1e3:.1f}",
+    ]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--client", nargs=3, metavar=("ADDRESS", "STREAMS", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[0, 80], help="tokens a second and stream; 0: at once"
+    )
+    parser.add_argument("flags", nargs="*", help="for the gateway, after --")
+    options = parser.parse_args()
+    if options.client:
+        address, streams, seconds = options.client
+        await generate_load(address, int(streams), float(seconds))
+        return
+    table = Table(
+        *("pace", "streams", "tokens/s", "gateway CPU µs/token", "gateway CPU", "engine CPU"),
+        *("tokens/chunk", "TTFT p50 ms", "p99 ms", "chunk gap p99 ms"),
+    )
+    for rate in options.rates:
+        for streams in options.streams:
+            table.add_row(*await measure(rate, streams, options.seconds, options.flags))
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
