@@ -18,6 +18,7 @@ class TokenReader:
     """One per worker: whatever the number of streams, a round is one look at the lane's head line and, if it moved,
     one bulk read, demultiplexed by numpy. Python work is per stream that got something, never per token.
 
+    A stream is woken for tokens at most once every ``gap`` seconds of the cadence; first tokens and ends at once.
     ``on_finish`` is called for each stream that the engine has finished, after the log's tail was written;
     ``on_slow`` for each that leaves more than ``max_unsent`` entries lying.
     """
@@ -35,6 +36,8 @@ class TokenReader:
         self._on_finish = on_finish
         self._on_slow = on_slow
         self._streams: list[Stream | None] = [None] * slots
+        self._held: list[Stream] = []  # fed, to be woken when their gap is over
+        self.live = 0  # streams that the engine has not finished
         self._tags: npt.NDArray[np.uint32] = np.zeros(slots, np.uint32)  # 0: no live submission
         self._unaccepted: deque[Stream] = deque()  # in order of position
         self._consumed_position = lane.next_position  # doorbells before it were taken as of the last round
@@ -43,17 +46,21 @@ class TokenReader:
         """A submission was made: its entries go to ``stream`` from now on."""
         self._streams[stream.slot] = stream
         self._tags[stream.slot] = stream.tag
+        self.live += 1
         self._unaccepted.append(stream)
 
     def streams(self) -> list[Stream]:
         """All that the engine has not finished."""
         return [stream for stream in self._streams if stream is not None]
 
-    def poll(self) -> bool:
-        """One round; whether there was anything new. Raises RingError when the lane is lost."""
+    def poll(self, now: float = 0.0, gap: float = 0.0) -> bool:
+        """One round at time ``now``; whether there was anything new. Raises RingError when the lane is lost."""
         state = self._lane.poll()
         entries = self._lane.read_log()
-        finished = self._distribute(entries) if len(entries) else []
+        woken_before = now - gap  # streams last woken before this may be woken again
+        if self._held:
+            self._wake_held(now, woken_before)
+        finished = self._distribute(entries, now, woken_before) if len(entries) else []
         # Positions as of the round before: a refusal is published no later than the position behind it.
         while self._unaccepted and self._unaccepted[0].position < self._consumed_position:
             stream = self._unaccepted.popleft()
@@ -65,7 +72,26 @@ class TokenReader:
             self._on_finish(stream)
         return len(entries) > 0
 
-    def _distribute(self, entries: Entries) -> list[Stream]:
+    def _wake_held(self, now: float, woken_before: float) -> None:
+        still = []
+        for stream in self._held:
+            if stream.woken_at <= woken_before:
+                stream.held = False
+                stream.woken_at = now
+                stream.wake()
+            else:
+                still.append(stream)
+        self._held = still
+
+    def _wake_or_hold(self, stream: Stream, now: float, woken_before: float) -> None:
+        if stream.woken_at <= woken_before:
+            stream.woken_at = now
+            stream.wake()
+        elif not stream.held:
+            stream.held = True
+            self._held.append(stream)
+
+    def _distribute(self, entries: Entries, now: float, woken_before: float) -> list[Stream]:
         if int(entries["slot"].max()) >= len(self._streams):
             raise CorruptLogError(f"the log names slot {int(entries['slot'].max())}, the lane has {len(self._streams)}")
         live = self._tags[entries["slot"]] == entries["tag"]
@@ -88,10 +114,13 @@ class TokenReader:
                 continue
             stream.accept()
             start, end = token_bounds[index], token_bounds[index + 1]
+            if end == start:
+                continue
             if stream.with_logprobs:
                 self._feed_entries(stream, entries[bounds_list[index] : bounds_list[index + 1]])
-            elif end > start:
+            else:
                 stream.feed_tokens(tokens[start:end])
+            self._wake_or_hold(stream, now, woken_before)
             if stream.unsent > self._max_unsent:
                 self._on_slow(stream)
         return self._end(entries[kinds == LogKind.FINISH])
@@ -112,6 +141,7 @@ class TokenReader:
                 continue
             self._streams[slot] = None
             self._tags[slot] = 0
+            self.live -= 1
             try:
                 reason = FinishReason(int(entry["detail"]))
             except ValueError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from contextlib import closing
 
 from services.dpu_gateway.arena import Arena
+from services.dpu_gateway.cadence import Cadence
 from services.dpu_gateway.errors import FieldError, GatewayError, OverloadedError
 from services.dpu_gateway.liveness import Liveness
 from services.dpu_gateway.model import Model
@@ -27,8 +29,6 @@ from services.ring.schema import (
     submission_tag,
 )
 from services.ring.transport import Transport
-
-SLOW_AFTER = 0.05  # seconds without tokens after which the reader takes its time
 
 # Requests that the engine refused never occupied their slot, so its status will not say that it is free.
 NEVER_IN_SLOT = frozenset({FinishReason.REJECTED, FinishReason.QUEUE_FULL, FinishReason.SHUTDOWN})
@@ -57,6 +57,13 @@ class Session:
         self._slots = SlotTracker(info.geometry.slots_per_lane, lane.slot_statuses)
         self._arena = Arena(info.geometry.arena_bytes)
         self._reader = TokenReader(lane, settings.max_unsent_entries, self._finished, self._too_slow)
+        self._cadence = Cadence(
+            fast=settings.poll_fast_us / 1e6,
+            slow=settings.poll_slow_us / 1e6,
+            idle=settings.watch_interval,
+            longest_gap=settings.longest_chunk_gap,
+        )
+        self._ticker: Ticker | None = None  # while run
         self._streams: dict[str, Stream | None] = {}  # by request id; None: not submitted yet
 
     # Requests
@@ -111,6 +118,9 @@ class Session:
         )
         self._streams[request.request_id] = stream
         self._reader.add(stream)
+        self._cadence.hurry()
+        if self._ticker is not None:
+            self._ticker.set_period(self._cadence.period)
         return stream
 
     def give_up(self, stream: Stream, error: GatewayError) -> None:
@@ -168,21 +178,20 @@ class Session:
 
     async def run(self) -> None:
         """Read tokens, renew the lease and watch the engine until it is lost. Raises EngineLostError or RingError."""
-        fast, slow = self._settings.poll_fast_us, self._settings.poll_slow_us
-        next_watch = last_token = 0.0
-        ticker = Ticker()
-        try:
+        next_watch = 0.0
+        ticks = 1
+        cadence = self._cadence
+        with closing(Ticker()) as ticker:
+            self._ticker = ticker
             while True:
                 now = time.monotonic()
                 if now >= next_watch:
                     self.liveness.look(self.read_status())
                     next_watch = now + self._settings.watch_interval
-                if self._reader.poll():
-                    last_token = now
-                ticker.set_period(fast if now - last_token < SLOW_AFTER else slow)
-                await ticker.wait()
-        finally:
-            ticker.close()
+                found = self._reader.poll(now, cadence.gap)
+                cadence.after_look(found=found, live=self._reader.live > 0, late=ticks > 1)
+                ticker.set_period(cadence.period)
+                ticks = await ticker.wait()
 
     def read_status(self) -> RingStatus:
         """The ring's header as it is now. Raises TransportLostError."""

@@ -27,7 +27,10 @@ class GatewaySettings(ProcessSettings):
     poll_fast_us: int = Field(
         500, ge=50, le=100_000, description="between two looks at the token log while tokens flow"
     )
-    poll_slow_us: int = Field(2_000, ge=50, le=1_000_000, description="the same after a while without tokens")
+    poll_slow_us: int = Field(2_000, ge=50, le=1_000_000, description="the same when none came for a while")
+    longest_chunk_gap: float = Field(
+        0.04, ge=0, le=1, description="between two chunks of a stream when the worker is busy and gathers tokens"
+    )
     watch_interval: float = Field(0.1, ge=0.001, le=10, description="between two looks at the engine's heartbeat")
     heartbeat_timeout: float = Field(
         1.5, ge=0.05, le=60, description="a heartbeat that stands this long is a dead engine"

@@ -17,9 +17,9 @@ Entries = npt.NDArray[np.void]
 class Stream:
     """Filled by the token reader, emptied by the request's coroutine.
 
-    The coroutine sleeps in ``wait`` and is woken only when it waits and there is something for it. While it is busy
-    writing, tokens gather and leave together: a slow client or a busy worker gets larger chunks, not a longer queue of
-    them. ``slot``, ``tag`` and ``span`` say what the request occupies in the lane.
+    The coroutine sleeps in ``wait``. While it is busy writing, or not woken yet, tokens gather and leave together: a
+    slow client or a busy worker gets larger chunks, not a longer queue of them. ``slot``, ``tag`` and ``span`` say what
+    the request occupies in the lane.
     """
 
     __slots__ = (
@@ -33,12 +33,14 @@ class Stream:
         "abort_requested",
         "accepted",
         "error",
+        "held",
         "position",
         "request_id",
         "slot",
         "span",
         "tag",
         "with_logprobs",
+        "woken_at",
     )
 
     def __init__(self, request_id: str, *, slot: int, position: int, tag: int, span: int, with_logprobs: bool) -> None:
@@ -50,6 +52,8 @@ class Stream:
         self.with_logprobs = with_logprobs
         self.accepted = False  # the engine has queued it
         self.abort_requested = False
+        self.held = False  # fed but not woken: the reader's note
+        self.woken_at = 0.0  # for tokens, by the reader
         self.error: GatewayError | None = None
         self._finish = FinishReason.NONE
         self._reject_code = 0
@@ -74,14 +78,13 @@ class Stream:
     def accept(self) -> None:
         if not self.accepted:
             self.accepted = True
-            self._wake()
+            self.wake()
 
     def feed_tokens(self, tokens: list[int]) -> None:
         if self.error is not None:
             return
         self._tokens += tokens
         self._unsent += len(tokens)
-        self._wake()
 
     def feed_entries(self, entries: Entries) -> None:
         """TOKEN entries, each preceded by its TOP_LOGPROBs; [entries] of dtypes.LOG_ENTRY."""
@@ -89,22 +92,22 @@ class Stream:
             return
         self._entries.append(entries)
         self._unsent += len(entries)
-        self._wake()
 
     def end(self, reason: FinishReason, reject_code: int = 0) -> None:
         """The engine's FINISH."""
         self._finish = reason
         self._reject_code = reject_code
-        self._wake()
+        self.wake()
 
     def fail(self, error: GatewayError) -> None:
         """End the stream without the engine's word; what was not sent is dropped."""
         if self.error is None:
             self.error = error
             self._tokens, self._entries, self._unsent = [], [], 0
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the coroutine send what it was fed."""
         self._changed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -112,7 +115,7 @@ class Stream:
     # The coroutine's side
 
     async def wait(self) -> None:
-        """Return when something changed since the last call."""
+        """Return when ``wake`` was called since the last time."""
         if not self._changed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import sys
 import time
 
 _TFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK  # the values of TFD_CLOEXEC and TFD_NONBLOCK
@@ -33,28 +34,28 @@ class Ticker:
         self._fd = _checked(_libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_FLAGS))
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._on_tick)
-        self._microseconds = 0
-        self._ticked = False
+        self._seconds = 0.0
+        self._ticks = 0
         self._waiter: asyncio.Future[None] | None = None
 
-    def set_period(self, microseconds: int) -> None:
+    def set_period(self, seconds: float) -> None:
         """Tick this often from now on; free when it does not change."""
-        if microseconds == self._microseconds:
+        if seconds == self._seconds:
             return
-        self._microseconds = microseconds
-        seconds, nanoseconds = divmod(microseconds * 1000, _NS)
-        period = _Timespec(seconds, nanoseconds)
+        self._seconds = seconds
+        period = _Timespec(*divmod(int(seconds * _NS), _NS))
         _checked(_libc.timerfd_settime(self._fd, 0, ctypes.byref(_Interval(period, period)), None))
 
-    async def wait(self) -> None:
-        """Return at the next tick, at once when one came since the last call."""
-        if not self._ticked:
+    async def wait(self) -> int:
+        """Return at the next tick, at once when one came since the last call; how many came."""
+        if not self._ticks:
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        self._ticked = False
+        ticks, self._ticks = self._ticks, 0
+        return ticks
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -62,9 +63,8 @@ class Ticker:
 
     def _on_tick(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the period was changed meanwhile
-            os.read(self._fd, 8)
-        self._ticked = True
-        if self._waiter is not None and not self._waiter.done():
+            self._ticks += int.from_bytes(os.read(self._fd, 8), sys.byteorder)
+        if self._ticks and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 

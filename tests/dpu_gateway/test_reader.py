@@ -159,3 +159,35 @@ def test_a_rejection_names_its_code(code: int) -> None:
     stream.end(FinishReason.REJECTED, code)
     with pytest.raises(EngineRejectedError, match=r"BAD_TOKEN_ID|unknown code 250"):
         stream.raise_failure(0.5)
+
+
+async def test_tokens_within_the_gap_wait_for_its_end_but_first_tokens_and_the_end_do_not() -> None:
+    reading = Reading(Behaviour(burst=1))
+    stream = reading.submit(0, [1], 5)
+
+    def look(now: float) -> bool:
+        """A step and a look at ``now``; whether the stream was woken."""
+        reading.pair.engine.step()
+        reading.reader.poll(now, gap=0.04)
+        woken, stream._changed = stream._changed, False
+        return woken
+
+    assert look(100.0)  # the first token
+    assert not look(100.01)
+    assert not look(100.02)
+    assert look(100.05)
+    assert len(stream.take_tokens()) == 4
+    assert look(100.051)  # the last token, with the end
+    assert stream.finish is FinishReason.LENGTH
+
+
+async def test_a_held_stream_is_woken_when_its_gap_is_over_though_nothing_new_came() -> None:
+    reading = Reading(Behaviour(burst=1))
+    stream = reading.submit(0, [1], 50)
+    reading.pair.engine.step()
+    reading.reader.poll(100.0, gap=0.04)
+    reading.pair.engine.step()
+    reading.reader.poll(100.01, gap=0.04)
+    await stream.wait()
+    reading.reader.poll(100.041, gap=0.04)
+    assert stream._changed

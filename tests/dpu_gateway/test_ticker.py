@@ -20,7 +20,7 @@ def run(test: object) -> None:
 def test_ticks_come_at_their_period_also_below_a_millisecond() -> None:
     async def test() -> None:
         ticker = Ticker()
-        ticker.set_period(300)
+        ticker.set_period(300e-6)
         start, cpu = time.perf_counter(), time.process_time()
         for _ in range(200):
             await ticker.wait()
@@ -35,10 +35,10 @@ def test_ticks_come_at_their_period_also_below_a_millisecond() -> None:
 def test_ticks_that_nobody_waited_for_count_as_one() -> None:
     async def test() -> None:
         ticker = Ticker()
-        ticker.set_period(1000)
+        ticker.set_period(0.001)
         time.sleep(0.02)  # noqa: ASYNC251 - the loop stands still
         await asyncio.sleep(0.0)
-        await ticker.wait()
+        assert await ticker.wait() >= 20
         start = time.perf_counter()
         for _ in range(5):
             await ticker.wait()
@@ -51,10 +51,10 @@ def test_ticks_that_nobody_waited_for_count_as_one() -> None:
 def test_a_new_period_takes_effect_at_once() -> None:
     async def test() -> None:
         ticker = Ticker()
-        ticker.set_period(3_600_000_000)
+        ticker.set_period(3600)
         waiting = asyncio.create_task(ticker.wait())
         await asyncio.sleep(0)
-        ticker.set_period(100)
+        ticker.set_period(0.0001)
         async with asyncio.timeout(5):
             await waiting
         ticker.close()
