@@ -63,15 +63,28 @@ def generate(options: Options) -> None:
         print(summary, file=sys.stderr)
 
 
-def stream_text(address: str, prompt: str, write: Callable[[str], object], max_tokens: int | None = None) -> None:
-    """Send one prompt and pass on its text as it comes. Raises CommandError."""
-    options = Options(prompt, address, max_tokens=max_tokens)
-    with grpc.insecure_channel(address) as channel:
+class TextStream:
+    """One greedy answer as text, for ``blink up --sample``."""
+
+    def __init__(self, address: str, prompt: str, max_tokens: int) -> None:
+        self._options = Options(prompt, address, temperature=0.0, max_tokens=max_tokens)
+        self._channel = grpc.insecure_channel(address)
+
+    def run(self, write: Callable[[str], object]) -> None:
+        """Pass on the text as it comes. Raises CommandError, also after ``close`` from another thread."""
         try:
-            for response in _start(channel, options, prompt):
+            for response in _start(self._channel, self._options, self._options.prompt):
                 write(_text(response))
         except grpc.RpcError as error:
-            raise from_rpc(error, address) from error
+            raise from_rpc(error, self._options.address) from error
+        except ValueError as error:  # the channel was closed before the call began
+            raise CommandError(str(error)) from error
+        finally:
+            self._channel.close()
+
+    def close(self) -> None:
+        """End the answer now."""
+        self._channel.close()
 
 
 def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.GenerateRequest:

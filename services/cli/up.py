@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from services.bootstrap.store import KNOWN_MODELS, ModelStore
 from services.cli.address import reserve
 from services.cli.children import Child, Event
 from services.cli.errors import CommandError
+from services.cli.generate import TextStream
 from services.cli.leftovers import remove_leftovers
 from services.cli.model import fetch
 from services.cli.report import Report
@@ -25,6 +26,7 @@ from services.common.runtime import runtime_directory
 from services.dpu_gateway.peers import socket_path
 from services.dpu_gateway.settings import GatewaySettings
 
+SAMPLE_TOKENS = 256
 STOP_MARGIN_SECONDS = 10.0  # what a process may take to end beyond its own drain limit
 
 
@@ -52,19 +54,16 @@ def up(options: UpOptions) -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with reserve(gateway_settings.listen, options.workers) as listen, Report(console, options.verbose) as report:
         bootstrap = Child("bootstrap", "services.bootstrap", flags["bootstrap"], events)
+        meeting = [f"--instance={bootstrap_settings.instance}", f"--bootstrap={bootstrap_settings.address}"]
+        gateway_flags = [*flags["gateway"], *meeting, f"--listen={listen}"]
         gateways = [
-            Child(
-                f"gateway-{worker}",
-                "services.dpu_gateway",
-                [*flags["gateway"], f"--worker={worker}", f"--listen={listen}"],
-                events,
-            )
+            Child(f"gateway-{worker}", "services.dpu_gateway", [*gateway_flags, f"--worker={worker}"], events)
             for worker in range(options.workers)
         ]
         supervisor = Supervisor(bootstrap, gateways, events, report.show, report.say)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.request_stop())
-        sample = _Sample(listen, options.sample, supervisor) if options.sample else None
+        sample = _Sample(listen, options.sample, report.say) if options.sample else None
         started = time.monotonic()
 
         def on_serving() -> None:
@@ -74,12 +73,14 @@ def up(options: UpOptions) -> None:
 
         try:
             supervisor.run(on_serving)
-        finally:
             report.stopping()
+        finally:
+            if sample:
+                sample.close()
             limit = max(gateway_settings.drain_limit, bootstrap_settings.drain_seconds) + STOP_MARGIN_SECONDS
             supervisor.stop(limit)
             if bootstrap.was_ready:
-                directory, instance = runtime_directory(), gateway_settings.instance
+                directory, instance = runtime_directory(), bootstrap_settings.instance
                 sockets = [socket_path(directory, instance, worker) for worker in range(options.workers)]
                 remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, sockets)
     if sample and sample.error:
@@ -94,8 +95,6 @@ def _process_flags(options: UpOptions) -> dict[str, list[str]]:
         value = getattr(options, name)
         if value is not None:
             flags["bootstrap"].append(f"--{name}={value}")
-    if options.instance is not None:
-        flags["gateway"].append(f"--instance={options.instance}")
     if options.listen is not None:
         flags["gateway"].append(f"--listen={options.listen}")
     for setting in options.settings:
@@ -122,18 +121,28 @@ def _ensure_model(name: str, console: Console) -> None:
 class _Sample:
     """Streams one answer to stdout from a thread, through the same door as any client."""
 
-    def __init__(self, address: str, prompt: str, supervisor: Supervisor) -> None:
+    def __init__(self, address: str, prompt: str, say: Callable[[str], None]) -> None:
         self.error: CommandError | None = None
         self._address = address
         self._prompt = prompt
-        self._supervisor = supervisor
+        self._say = say
+        self._stream: TextStream | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="sample", daemon=True)
 
     def start(self) -> None:
+        self._stream = TextStream(self._address, self._prompt, SAMPLE_TOKENS)
         self._thread.start()
 
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+            self._thread.join()
+
     def _run(self) -> None:
-        from services.cli.generate import stream_text  # noqa: PLC0415 (gRPC loads while the engine does)
+        assert self._stream is not None
 
         def write(text: str) -> None:
             sys.stdout.write(text)
@@ -141,8 +150,9 @@ class _Sample:
 
         try:
             write(f"\n> {self._prompt}\n\n")
-            stream_text(self._address, self._prompt, write)
+            self._stream.run(write)
             write("\n\n")
         except CommandError as error:
-            self.error = error
-            self._supervisor.request_stop()
+            if not self._closed:
+                self.error = error
+                self._say(f"the sample failed: {error}")
