@@ -4,7 +4,9 @@
 
 Four processes: the stand-in engine (owns the ring), the gateway worker under test, the load generator, and this one,
 which grants the lane and is idle. Rate 0 lets the stand-in give tokens at once, one a step and stream; another rate
-paces every stream, as an engine does. All CPU times are the kernel's accounts of the processes.
+paces every stream, as an engine does, and streams begin evenly spread over one request's time. Measured is the time
+in which all streams are open. CPU times are the kernel's accounts of the processes; time to first token is seen by the
+client, less the stand-in's own interval.
 """
 
 from __future__ import annotations
@@ -66,18 +68,28 @@ def engine_epoch(ring: Path) -> int:
         return int.from_bytes(file.read(8), "little")
 
 
-async def generate_load(address: str, streams: int, seconds: float) -> None:
-    """Keep ``streams`` requests open for a while; print what was seen as JSON."""
+async def generate_load(address: str, streams: int, seconds: float, spread: float) -> None:
+    """Keep ``streams`` requests open for a while, the first ones begun over ``spread`` seconds; print what was seen."""
     first_token: list[float] = []
     gaps: list[float] = []
     tokens = chunks = 0
     request = inference_pb2.GenerateRequest(text=PROMPT, stop=inference_pb2.StopConditions(max_tokens=MAX_TOKENS))
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + spread + seconds
 
-        async def one_stream() -> None:
+        accounts: list[float] = []
+
+        async def read_accounts() -> None:
+            """CPU time of this process when the measured time begins and ends; the parent reads the others'."""
+            for moment in (begun_all, end):
+                await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+                print("MARK", flush=True)
+                accounts.append(time.process_time())
+
+        async def one_stream(number: int) -> None:
             nonlocal tokens, chunks
+            await asyncio.sleep(spread * number / streams)
             while time.perf_counter() < end:
                 begun = last = time.perf_counter()
                 received = 0
@@ -90,20 +102,20 @@ async def generate_load(address: str, streams: int, seconds: float) -> None:
                             first_token.append(now - begun)
                         last = now
                         received += len(event.chunk.token_ids)
-                        chunks += 1
+                        if begun_all <= now <= end:  # while all streams are open
+                            tokens += len(event.chunk.token_ids)
+                            chunks += 1
                 assert received == MAX_TOKENS
-                tokens += received
 
-        begun = time.perf_counter()
-        await asyncio.gather(*(one_stream() for _ in range(streams)))
-        elapsed = time.perf_counter() - begun
+        begun_all = time.perf_counter() + spread
+        await asyncio.gather(*(one_stream(number) for number in range(streams)), read_accounts())
     p50, p99 = (float(np.percentile(first_token, q)) for q in (50, 99))
     print(
         json.dumps(
             {
                 "tokens": tokens,
                 "chunks": chunks,
-                "seconds": elapsed,
+                "client_cpu": accounts[1] - accounts[0],
                 "ttft_p50": p50,
                 "ttft_p99": p99,
                 "gap_p99": float(np.percentile(gaps, 99)) if gaps else 0.0,
@@ -165,32 +177,38 @@ async def measure(rate: float, streams: int, seconds: float, flags: Sequence[str
                 BLINK_RUNTIME_DIR=str(directory),
             ) as gateway,
         ):
-            before = cpu_seconds(gateway), cpu_seconds(engine)
-            async with process("bench.gateway", "--client", address, str(streams), str(seconds)) as client:
+            spread = MAX_TOKENS / rate if rate else 0.0
+            client_flags = ("--client", address, str(streams), str(seconds), str(spread))
+            async with process("bench.gateway", *client_flags, ready="MARK") as client:
+                assert client.stdout is not None
+                before = cpu_seconds(gateway), cpu_seconds(engine)
+                await client.stdout.readline()
+                gateway_cpu, engine_cpu = cpu_seconds(gateway) - before[0], cpu_seconds(engine) - before[1]
                 output, _ = await client.communicate()
-            gateway_cpu, engine_cpu = cpu_seconds(gateway) - before[0], cpu_seconds(engine) - before[1]
     finally:
         await bootstrap.stop(0)
         shutil.rmtree(directory)
     seen = json.loads(output.splitlines()[-1])
     tokens = seen["tokens"]
+    paced = 1 / rate if rate else 0.0  # the stand-in gives the first token after one interval
     return [
         f"{rate:g}/s" if rate else "at once",
         str(streams),
-        f"{tokens / seen['seconds']:,.0f}",
+        f"{tokens / seconds:,.0f}",
         f"{gateway_cpu / tokens * 1e6:.1f}",
-        f"{gateway_cpu / seen['seconds'] * 100:.0f}%",
-        f"{engine_cpu / seen['seconds'] * 100:.0f}%",
+        " / ".join(f"{cpu / seconds * 100:.0f}%" for cpu in (gateway_cpu, engine_cpu, seen["client_cpu"])),
         f"{tokens / seen['chunks']:.1f}",
-        f"{seen['ttft_p50'] * 1e3:.1f}",
-        f"{seen['ttft_p99'] * 1e3:.1f}",
+        f"{(seen['ttft_p50'] - paced) * 1e3:.1f}",
+        f"{(seen['ttft_p99'] - paced) * 1e3:.1f}",
         f"{seen['gap_p99'] * 1e3:.1f}",
     ]
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--client", nargs=3, metavar=("ADDRESS", "STREAMS", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--client", nargs=4, metavar=("ADDRESS", "STREAMS", "SECONDS", "SPREAD"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument(
@@ -199,12 +217,12 @@ async def main() -> None:
     parser.add_argument("flags", nargs="*", help="for the gateway, after --")
     options = parser.parse_args()
     if options.client:
-        address, streams, seconds = options.client
-        await generate_load(address, int(streams), float(seconds))
+        address, streams, seconds, spread = options.client
+        await generate_load(address, int(streams), float(seconds), float(spread))
         return
     table = Table(
-        *("pace", "streams", "tokens/s", "gateway CPU µs/token", "gateway CPU", "engine CPU"),
-        *("tokens/chunk", "TTFT p50 ms", "p99 ms", "chunk gap p99 ms"),
+        *("pace", "streams", "tokens/s", "gateway CPU µs/token", "CPU gateway / engine / client"),
+        *("tokens/chunk", "TTFT added p50 ms", "p99 ms", "chunk gap p99 ms"),
     )
     for rate in options.rates:
         for streams in options.streams:
