@@ -1,5 +1,10 @@
 """``python -m services.dpu_gateway``: one gateway worker."""
 
+import os
+
+# Set before numpy is imported: its BLAS, which a gateway never calls, starts a thread for each core of the node.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from services.common.process import run_process
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.worker import main

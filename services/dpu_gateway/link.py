@@ -128,13 +128,17 @@ class EngineLink:
         try:
             info = read_ring_info(transport, expected_fingerprint=bytes.fromhex(grant.model.fingerprint))
             if self._model is None or self._model.card != grant.model:
-                self._model = await asyncio.to_thread(load_model, grant.model, info, self._pools)
+                loop = asyncio.get_running_loop()
+                self._model = await loop.run_in_executor(
+                    self._pools.background, load_model, grant.model, info, self._pools
+                )
+            lease_timeout = grant.lease_timeout_ms / 1000
             lane = LaneClient(
                 transport,
                 info.geometry,
                 grant.lane,
                 gateway_epoch=grant.gateway_epoch,
-                lease_timeout=grant.lease_timeout_ms / 1000,
+                lease_timeout=lease_timeout,
             )
             lane.begin_attach()
             deadline = time.monotonic() + settings.attach_timeout
@@ -148,6 +152,7 @@ class EngineLink:
                 lane=lane,
                 model=self._model,
                 engine_epoch=grant.engine_epoch,
+                lease_timeout=lease_timeout,
                 settings=settings,
             )
         except BaseException:

@@ -30,6 +30,8 @@ from services.ring.schema import (
 )
 from services.ring.transport import Transport
 
+LOOKS_PER_LEASE = 10  # each look renews the lease when that is due
+
 # Requests that the engine refused never occupied their slot, so its status will not say that it is free.
 NEVER_IN_SLOT = frozenset({FinishReason.REJECTED, FinishReason.QUEUE_FULL, FinishReason.SHUTDOWN})
 
@@ -45,6 +47,7 @@ class Session:
         lane: LaneClient,
         model: Model,
         engine_epoch: int,
+        lease_timeout: float,
         settings: GatewaySettings,
     ) -> None:
         self.model = model
@@ -60,7 +63,7 @@ class Session:
         self._cadence = Cadence(
             fast=settings.poll_fast_us / 1e6,
             slow=settings.poll_slow_us / 1e6,
-            idle=settings.watch_interval,
+            idle=min(settings.watch_interval, lease_timeout / LOOKS_PER_LEASE),
             longest_gap=settings.longest_chunk_gap,
         )
         self._ticker: Ticker | None = None  # while run
@@ -147,6 +150,11 @@ class Session:
         """End every open stream with ``error``."""
         for stream in self._reader.streams():
             stream.fail(error)
+
+    @property
+    def look_period(self) -> float:
+        """Seconds until the next look at the token log."""
+        return self._cadence.period
 
     @property
     def free_slots(self) -> int:

@@ -31,7 +31,7 @@ class GatewaySettings(ProcessSettings):
     longest_chunk_gap: float = Field(
         0.04, ge=0, le=1, description="between two chunks of a stream when the worker is busy and gathers tokens"
     )
-    watch_interval: float = Field(0.1, ge=0.001, le=10, description="between two looks at the engine's heartbeat")
+    watch_interval: float = Field(0.1, ge=0.001, le=0.2, description="between two looks at the engine's heartbeat")
     heartbeat_timeout: float = Field(
         1.5, ge=0.05, le=60, description="a heartbeat that stands this long is a dead engine"
     )

@@ -28,6 +28,11 @@ class EncodePools:
         self._ordinary = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="encode-large")
 
+    @property
+    def background(self) -> ThreadPoolExecutor:
+        """For other long work that must not stall the event loop."""
+        return self._large
+
     def of(self, chars: int) -> ThreadPoolExecutor:
         return self._large if chars > LARGE_PROMPT_CHARS else self._ordinary
 

@@ -29,7 +29,7 @@ from tests.support.stand_in_engine import FINGERPRINT, Behaviour, StandInEngine
 
 MODEL = "small"
 EOS = "<|end|>"
-LEASE_TIMEOUT_MS = 2_000
+LEASE_TIMEOUT_MS = 3_000
 EPOCHS = itertools.count(1)
 
 Event = inference_pb2.GenerateResponse
@@ -60,6 +60,7 @@ class Bootstrap(bootstrap_pb2_grpc.BootstrapServicer):
         self.card = card
         self.ring: ShmRing | None = None
         self.engine: StandInEngine | None = None
+        self.lease_timeout_ms = LEASE_TIMEOUT_MS
         self._lanes: dict[str, int] = {}
 
     async def Attach(
@@ -75,7 +76,7 @@ class Bootstrap(bootstrap_pb2_grpc.BootstrapServicer):
             engine_epoch=self.engine.epoch,
             shm=bootstrap_pb2.ShmDescriptor(path=str(self.ring.path)),
             model=self.card,
-            lease_timeout_ms=LEASE_TIMEOUT_MS,
+            lease_timeout_ms=self.lease_timeout_ms,
         )
 
 

@@ -93,3 +93,11 @@ def test_another_kind_of_decoder_is_refused_by_name() -> None:
         DecodeTable(tokenizer)
     with pytest.raises(UnsupportedTokenizerError, match="None"):
         DecodeTable(Tokenizer(models.BPE()))
+
+
+@given(IDS)
+def test_state_never_grows_with_the_output(ids: list[int]) -> None:
+    detokenizer = Detokenizer(TABLE)
+    for index in ids:
+        detokenizer.push([index])
+        assert len(detokenizer._pending) <= 3  # an incomplete character

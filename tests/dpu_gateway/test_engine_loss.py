@@ -118,6 +118,16 @@ async def test_a_lane_that_was_given_away_ends_its_streams_and_is_asked_for_agai
         assert (await collect(system.inference().Generate(text_request(stop=max_tokens(3))))).ids
 
 
+async def test_an_idle_worker_looks_often_enough_for_a_short_lease() -> None:
+    async with gateway(watch_interval=0.2) as system:
+        await until(lambda: system.session.look_period == 0.2)
+        await system.kill_engine()
+        await until(lambda: system.workers[0].link.session is None)
+        system.bootstrap.lease_timeout_ms = 1000
+        await system.start_engine(ring_info(), Behaviour())
+        await until(lambda: (session := system.workers[0].link.session) is not None and session.look_period == 0.1)
+
+
 async def test_health_says_not_serving_while_requests_wait_and_no_step_is_made() -> None:
     async with gateway(Behaviour(tokens_per_second=0.001), progress_timeout=0.3) as system:
         assert await system.health("blink.v1.Inference") == SERVING

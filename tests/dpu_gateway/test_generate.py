@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from blink.v1 import inference_pb2 as pb
 
+from services.ring.header import RingInfo
+from services.ring.schema import RingGeometry
 from tests.dpu_gateway.harness import EOS, collect, gateway, max_tokens, text_request, until
-from tests.dpu_gateway.small_tokenizer import byte_level_tokenizer
-from tests.support.stand_in_engine import Behaviour
+from tests.dpu_gateway.small_tokenizer import CORPUS, byte_level_tokenizer
+from tests.support.stand_in_engine import FINGERPRINT, Behaviour
 from tests.support.stand_in_lane import LOGPROB, Script
 
 TOKENIZER = byte_level_tokenizer()
@@ -159,3 +161,19 @@ async def test_many_streams_at_once_get_exactly_their_own_tokens() -> None:
 
         for _ in range(5):  # slots and arena are used again and again, the log wraps
             await asyncio.gather(*(one(number) for number in range(8)))
+
+
+async def test_a_megabyte_prompt_stalls_no_other_stream() -> None:
+    info = RingInfo(RingGeometry(2, 8, 1 << 24, 1024), FINGERPRINT, vocabulary_size=640, max_context_tokens=1 << 20)
+    async with gateway(Behaviour(tokens_per_second=500), info) as system:
+        large = asyncio.create_task(
+            collect(system.inference().Generate(text_request("".join(CORPUS) * 3000, stop=max_tokens(1))))
+        )
+        chunks = 0
+        async for event in system.inference().Generate(text_request(stop=max_tokens(10_000))):
+            chunks += event.HasField("chunk")
+            if large.done():
+                break
+        result = await large
+        assert result.accepted.prompt_tokens > 100_000
+        assert chunks >= 10  # all of them while the large prompt was tokenized
