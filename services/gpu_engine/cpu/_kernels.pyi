@@ -9,10 +9,17 @@ Ints = NDArray[np.int32]
 def philox(key: int, counter: Sequence[int]) -> list[int]:
     """Philox4x32-10: four 32-bit words."""
 
+class Arena:
+    """Memory for weights, in huge pages where the system has them; kept by every Linear made from it."""
+
+    def __init__(self) -> None: ...
+
 class Linear:
     """One or several packed matrices with the same inputs; their outputs lie side by side."""
 
-    def __init__(self, rows: Sequence[NDArray[np.uint8]], types: Sequence[str], inputs: Sequence[int]) -> None:
+    def __init__(
+        self, arena: Arena, rows: Sequence[NDArray[np.uint8]], types: Sequence[str], inputs: Sequence[int]
+    ) -> None:
         """rows[i]: uint8 [outputs, row bytes] as stored; types[i]: a TensorType's name. Copies into panels."""
     @property
     def inputs(self) -> int: ...

@@ -11,11 +11,13 @@ from services.gpu_engine.cpu._kernels import Kernels
 from services.gpu_engine.cpu.forward import Forward
 from services.gpu_engine.cpu.kv_cache import KvCache
 from services.gpu_engine.cpu.sampler import Sampler
-from services.gpu_engine.cpu.weights import LANES, Weights
+from services.gpu_engine.cpu.weights import Weights
 from services.gpu_engine.engine import Engine, EngineError, EngineLimits
 from services.gpu_engine.models.checkpoint import Checkpoint, Progress
 from services.ring.memory import Region
 from services.ring.schema import Command, EngineState
+
+LANES = 16  # page_size and head_dim must come in whole vectors
 
 # Between two looks at an idle ring. The first ones after work are short, since a client often asks again at once.
 EAGER_SECONDS, EAGER_LOOKS = 50e-6, 100
@@ -106,7 +108,7 @@ class CpuEngine(Engine):
         looks = 0
         while True:
             scheduler.poll(_now_us())
-            if scheduler.plan(_now_us()):
+            if not scheduler.idle and scheduler.plan(_now_us()):
                 self._step()
                 looks = 0
                 continue

@@ -8,7 +8,7 @@
 
 namespace blink::cpu {
 
-constexpr int kMaxExpandedPanels = 8;  // panels that are dequantized together when many rows share them
+constexpr int kMaxExpandedPanels = 4;  // panels that are dequantized together when many rows share them
 
 // Activations of some rows: value [input][row], rows padded to tile_height(rows), inputs to whole blocks, with zeros.
 struct ActivationTile {
@@ -50,7 +50,7 @@ struct KernelTable {
   // rows of `input` ([rows, inputs], `stride` floats apart) into a tile.
   void (*pack_activations)(const float* input, size_t stride, int rows, int inputs, float* tile);
 
-  // out[row, 16 * panel + lane] for `panels` consecutive panels from `first`.
+  // out[row, kPanelOutputs * panel + lane] for `panels` consecutive panels from `first`.
   void (*multiply_panels)(const Weight& weight, int first, int panels, ActivationTile in, OutputTile out);
 
   // Panels as BlockF32: exactly the values that multiply_panels uses.

@@ -6,10 +6,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "services/gpu_engine/cpu/kernel_table.hpp"
@@ -57,21 +60,53 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// One or several packed matrices with the same inputs; their outputs lie side by side.
+// Memory for weights, in huge pages where the system has them: a forward pass walks through all of it.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() {
+    for (auto [start, size] : chunks_) munmap(start, size);
+  }
+
+  // Zeroed, on a cache line, with slack behind that prefetching may touch.
+  uint8_t* take(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (bytes > left_) {
+      const size_t size = (std::max(bytes, kChunk) + kHugePage - 1) / kHugePage * kHugePage;
+      void* start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (start == MAP_FAILED) throw std::bad_alloc();
+      madvise(start, size, MADV_HUGEPAGE);
+      chunks_.emplace_back(start, size);
+      next_ = static_cast<uint8_t*>(start);
+      left_ = size;
+    }
+    uint8_t* taken = next_;
+    next_ += bytes;
+    left_ -= bytes;
+    return taken;
+  }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20, kChunk = size_t{64} << 20;
+  std::vector<std::pair<void*, size_t>> chunks_;
+  uint8_t* next_ = nullptr;
+  size_t left_ = 0;
+};
+
+// One or several packed matrices with the same inputs; their outputs lie side by side. The memory is the arena's.
 class Linear {
  public:
-  Linear(const std::vector<Bytes>& rows, const std::vector<std::string>& types, const std::vector<int>& inputs) {
+  Linear(Arena& arena, const std::vector<Bytes>& rows, const std::vector<std::string>& types,
+         const std::vector<int>& inputs) {
     require(!rows.empty() && rows.size() == types.size() && rows.size() == inputs.size(),
             "Linear takes as many types and inputs as matrices, at least one");
     for (size_t i = 0; i < rows.size(); ++i) {
       require(inputs[i] == inputs[0], "matrices of one Linear must have the same inputs");
       Weight weight{type_of(types[i]), static_cast<int>(rows[i].shape(0)), inputs[i], nullptr};
-      require(i + 1 == rows.size() || weight.outputs % kPanelOutputs == 0,
-              "all but the last matrix of a Linear must have a multiple of 16 outputs");
-      storage_.push_back(std::make_unique<Buffer>());
       const size_t bytes = weight.panels() * weight.panel_bytes();
-      auto* panels = reinterpret_cast<uint8_t*>(storage_.back()->floats((bytes + 3) / 4));
-      std::fill(panels, panels + bytes, uint8_t{0});
+      uint8_t* panels = arena.take(bytes);
       pack(weight, rows[i].data(), rows[i].shape(1), panels);
       weight.data = panels;
       weights_.push_back(weight);
@@ -113,7 +148,6 @@ class Linear {
     throw std::invalid_argument("unknown weight type " + name);
   }
 
-  std::vector<std::unique_ptr<Buffer>> storage_;
   std::vector<Weight> weights_;
   int outputs_ = 0, panels_ = 0;
   size_t bytes_ = 0;
@@ -175,7 +209,7 @@ class Kernels {
     }
     // With more tiles than this, panels are dequantized to memory once rather than in registers for each tile.
     const bool expand = tokens > 2 * tallest;
-    pool_.run(linear.panels(), 2, [&](int64_t begin, int64_t end, int thread) {
+    pool_.run(linear.panels(), 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t first = begin; first < end; first += kMaxExpandedPanels) {
         const int64_t last = std::min<int64_t>(end, first + kMaxExpandedPanels);
         linear.each(static_cast<int>(first), static_cast<int>(last),
@@ -344,9 +378,10 @@ NB_MODULE(_kernels, m) {
       },
       "key"_a, "counter"_a);
   using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Arena>(m, "Arena").def(nb::init<>());
   nb::class_<Linear>(m, "Linear")
-      .def(nb::init<const std::vector<Bytes>&, const std::vector<std::string>&, const std::vector<int>&>(), "rows"_a,
-           "types"_a, "inputs"_a)
+      .def(nb::init<Arena&, const std::vector<Bytes>&, const std::vector<std::string>&, const std::vector<int>&>(),
+           nb::keep_alive<1, 2>(), "arena"_a, "rows"_a, "types"_a, "inputs"_a)
       .def_prop_ro("inputs", &Linear::inputs)
       .def_prop_ro("outputs", &Linear::outputs)
       .def_prop_ro("bytes", &Linear::bytes);

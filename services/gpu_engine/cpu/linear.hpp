@@ -1,35 +1,13 @@
 // Panel products: see weights.hpp for the layout and for why results don't depend on the batch.
 //
-// A tile of P panels by R rows keeps P * R accumulators in registers. Each weight is dequantized in registers once for
-// R rows: shift, table look-up (or conversion) and one multiply-add for sixteen values.
+// A tile of P vectors of outputs by R rows keeps P * R accumulators in registers. Each weight is dequantized in
+// registers once for R rows: shift, table look-up (or conversion) and one multiply-add for sixteen values.
 #pragma once
 
 #include "services/gpu_engine/cpu/kernel_table.hpp"
 #include "services/gpu_engine/cpu/simd.hpp"
 
 namespace blink::cpu::BLINK_ISA {
-
-// Each reader delivers the sixteen values of one input of a block, eighth + k; k is a constant after unrolling.
-struct ReadF32 {
-  using Block = BlockF32;
-  const Block* block;
-  BLINK_INLINE ReadF32 open(const Block& block) { return {&block}; }
-  __attribute__((always_inline)) Lanes value(int eighth, int k) const { return load(block->value[eighth + k]); }
-};
-
-struct ReadF16 {
-  using Block = BlockF16;
-  const Block* block;
-  BLINK_INLINE ReadF16 open(const Block& block) { return {&block}; }
-  __attribute__((always_inline)) Lanes value(int eighth, int k) const { return load_half(block->value[eighth + k]); }
-};
-
-struct ReadBF16 {
-  using Block = BlockBF16;
-  const Block* block;
-  BLINK_INLINE ReadBF16 open(const Block& block) { return {&block}; }
-  __attribute__((always_inline)) Lanes value(int eighth, int k) const { return load_brain(block->value[eighth + k]); }
-};
 
 // The four low bits of each word as a number, less `offset`.
 template <int offset>
@@ -45,45 +23,76 @@ BLINK_INLINE Vector low_nibbles(Words words) {
 }
 
 template <int offset>
-BLINK_INLINE Lanes nibbles(const uint32_t (&quants)[kPanelOutputs], int k) {
+BLINK_INLINE Lanes nibbles(const uint32_t* quants, int k) {
   Lanes lanes;
 #pragma GCC unroll 4
-  for (int p = 0; p < kParts; ++p) lanes.part[p] = low_nibbles<offset>(load_words(&quants[p * kWidth]) >> (4 * k));
+  for (int p = 0; p < kParts; ++p) lanes.part[p] = low_nibbles<offset>(load_words(quants + p * kWidth) >> (4 * k));
   return lanes;
 }
+
+// Each reader delivers the values of input eighth + k of a block for sixteen outputs from `lane` on; k is a constant
+// after unrolling.
+#define BLINK_READ_PLAIN(name, BlockType, convert)                                  \
+  struct name {                                                                     \
+    using Block = BlockType;                                                        \
+    const Block* block;                                                             \
+    int lane;                                                                       \
+    BLINK_INLINE name open(const Block& block, int lane) { return {&block, lane}; } \
+    __attribute__((always_inline)) Lanes value(int eighth, int k) const {           \
+      return convert(&block->value[eighth + k][lane]);                              \
+    }                                                                               \
+  };
+BLINK_READ_PLAIN(ReadF32, BlockF32, load)
+BLINK_READ_PLAIN(ReadF16, BlockF16, load_half)
+BLINK_READ_PLAIN(ReadBF16, BlockBF16, load_brain)
 
 struct ReadQ4_0 {
   using Block = BlockQ4_0;
   const Block* block;
+  int lane;
   Lanes scale;
-  BLINK_INLINE ReadQ4_0 open(const Block& block) { return {&block, load_half(block.scale)}; }
+  BLINK_INLINE ReadQ4_0 open(const Block& block, int lane) { return {&block, lane, load_half(&block.scale[lane])}; }
   __attribute__((always_inline)) Lanes value(int eighth, int k) const {
-    return multiply(nibbles<8>(block->quants[eighth / 8], k), scale);
+    return multiply(nibbles<8>(&block->quants[eighth / 8][lane], k), scale);
   }
 };
 
 struct ReadQ4_1 {
   using Block = BlockQ4_1;
   const Block* block;
+  int lane;
   Lanes scale, minimum;
-  BLINK_INLINE ReadQ4_1 open(const Block& block) { return {&block, load_half(block.scale), load_half(block.minimum)}; }
+  BLINK_INLINE ReadQ4_1 open(const Block& block, int lane) {
+    return {&block, lane, load_half(&block.scale[lane]), load_half(&block.minimum[lane])};
+  }
   __attribute__((always_inline)) Lanes value(int eighth, int k) const {
-    return multiply_add(nibbles<0>(block->quants[eighth / 8], k), scale, minimum);
+    return multiply_add(nibbles<0>(&block->quants[eighth / 8][lane], k), scale, minimum);
   }
 };
 
 struct ReadQ8_0 {
   using Block = BlockQ8_0;
   const Block* block;
+  int lane;
   Lanes scale;
-  BLINK_INLINE ReadQ8_0 open(const Block& block) { return {&block, load_half(block.scale)}; }
+  BLINK_INLINE ReadQ8_0 open(const Block& block, int lane) { return {&block, lane, load_half(&block.scale[lane])}; }
   __attribute__((always_inline)) Lanes value(int eighth, int k) const {
-    return multiply(load_bytes(block->quant[eighth + k]), scale);
+    return multiply(load_bytes(&block->quant[eighth + k][lane]), scale);
   }
 };
 
+// Memory is asked for this much ahead: the hardware's own prefetching stops at each 4 KiB page.
+constexpr int kPrefetchBytes = 2048;
+
+template <class Block>
+BLINK_INLINE void prefetch(const Block& block) {
+  const char* ahead = reinterpret_cast<const char*>(&block) + kPrefetchBytes;
+#pragma GCC unroll 64
+  for (size_t i = 0; i < sizeof(Block); i += 64) __builtin_prefetch(ahead + i);
+}
+
 BLINK_INLINE void store_outputs(float* to, const Lanes& sum, int outputs, bool accumulate) {
-  if (outputs >= kPanelOutputs) {
+  if (outputs >= kLanes) {
     const Lanes before = accumulate ? load(to) : splat(0);
     Lanes result = sum;
     if (accumulate)
@@ -96,8 +105,9 @@ BLINK_INLINE void store_outputs(float* to, const Lanes& sum, int outputs, bool a
   for (int i = 0; i < outputs; ++i) to[i] = accumulate ? to[i] + values[i] : values[i];
 }
 
+// P vectors of outputs of one panel, from `lane` on, for R rows.
 template <class Read, int P, int R>
-static void multiply_tile(const uint8_t* panels, size_t panel_bytes, int blocks, ActivationTile in, float* out,
+static void multiply_tile(const typename Read::Block* panel, int blocks, int lane, ActivationTile in, float* out,
                           size_t stride, int outputs, bool accumulate) {
   Lanes sum[P][R];
 #pragma GCC unroll 16
@@ -106,10 +116,10 @@ static void multiply_tile(const uint8_t* panels, size_t panel_bytes, int blocks,
     for (int r = 0; r < R; ++r) sum[p][r] = splat(0);
   const float* x = in.values;
   for (int b = 0; b < blocks; ++b) {
+    prefetch(panel[b]);
     Read read[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p)
-      read[p] = Read::open(reinterpret_cast<const typename Read::Block*>(panels + p * panel_bytes)[b]);
+    for (int p = 0; p < P; ++p) read[p] = Read::open(panel[b], lane + p * kLanes);
     for (int eighth = 0; eighth < kBlockInputs; eighth += 8, x += 8 * R) {
 #pragma GCC unroll 8
       for (int k = 0; k < 8; ++k) {
@@ -130,27 +140,18 @@ static void multiply_tile(const uint8_t* panels, size_t panel_bytes, int blocks,
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
       if (r < in.rows)
-        store_outputs(out + r * stride + p * kPanelOutputs, sum[p][r], outputs - p * kPanelOutputs, accumulate);
-}
-
-// Panels of one pass: enough independent chains to hide the latency of multiply-adds, no more than registers hold.
-constexpr int panels_of(int rows) {
-  if (kParts > 1) return rows == 1 ? 2 : 1;
-  return rows == 1 ? 4 : 2;
+        store_outputs(out + r * stride + lane + p * kLanes, sum[p][r], outputs - lane - p * kLanes, accumulate);
 }
 
 template <class Read, int R>
 static void multiply_rows(const Weight& weight, int first, int panels, ActivationTile in, const OutputTile& out) {
-  constexpr int P = panels_of(R);
-  for (int done = 0; done < panels;) {
-    const int panel = first + done;
-    const int outputs = weight.outputs - panel * kPanelOutputs;
-    float* to = out.values + panel * kPanelOutputs;
-    const bool several = panels - done >= P;
-    (several ? multiply_tile<Read, P, R> : multiply_tile<Read, 1, R>)(weight.panel(panel), weight.panel_bytes(),
-                                                                      weight.blocks(), in, to, out.stride, outputs,
-                                                                      out.accumulate);
-    done += several ? P : 1;
+  // As many accumulators as hide the latency of multiply-adds, no more than there are registers.
+  constexpr int P = kParts == 1 || R == 1 ? kPanelOutputs / kLanes : 1;
+  for (int panel = first; panel < first + panels; ++panel) {
+    const auto* blocks = reinterpret_cast<const typename Read::Block*>(weight.panel(panel));
+    for (int lane = 0; lane < kPanelOutputs; lane += P * kLanes)
+      multiply_tile<Read, P, R>(blocks, weight.blocks(), lane, in, out.values + panel * kPanelOutputs, out.stride,
+                                weight.outputs - panel * kPanelOutputs, out.accumulate);
   }
 }
 
@@ -193,11 +194,13 @@ template <class Read>
 static void expand_read(const Weight& weight, int first, int panels, float* expanded) {
   for (int panel = first; panel < first + panels; ++panel) {
     const auto* blocks = reinterpret_cast<const typename Read::Block*>(weight.panel(panel));
-    for (int b = 0; b < weight.blocks(); ++b) {
-      const Read read = Read::open(blocks[b]);
-      for (int eighth = 0; eighth < kBlockInputs; eighth += 8)
+    for (int b = 0; b < weight.blocks(); ++b, expanded += kBlockInputs * kPanelOutputs) {
+      for (int lane = 0; lane < kPanelOutputs; lane += kLanes) {
+        const Read read = Read::open(blocks[b], lane);
+        for (int eighth = 0; eighth < kBlockInputs; eighth += 8)
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k, expanded += kPanelOutputs) store(expanded, read.value(eighth, k));
+          for (int k = 0; k < 8; ++k) store(expanded + (eighth + k) * kPanelOutputs + lane, read.value(eighth, k));
+      }
     }
   }
 }

@@ -1,8 +1,9 @@
-// How weights lie in memory: panels of sixteen outputs, cut along the inputs into blocks of 32.
+// How weights lie in memory: panels of 32 outputs, cut along the inputs into blocks of 32.
 //
-// Lane i of every vector belongs to output i of the panel, so a product needs no sum across lanes, and each output is
-// one chain of multiply-adds in ascending input order whatever the batch: the same bits alone and in any batch.
-// A block takes exactly the bytes of the sixteen GGUF blocks it is made of, and holds exactly their values.
+// Each lane of a vector belongs to one output, so a product needs no sum across lanes, and each output is one chain of
+// multiply-adds in ascending input order whatever the batch: the same bits alone and in any batch. A panel is read from
+// its first byte to its last, which is what memory does best. A block takes exactly the bytes of the 32 GGUF blocks
+// that it is made of, and holds exactly their values.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 namespace blink::cpu {
 
-constexpr int kPanelOutputs = 16;
+constexpr int kPanelOutputs = 32;
 constexpr int kBlockInputs = 32;
 
 enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0 };

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.gpu_engine.cpu._kernels import Linear
+from services.gpu_engine.cpu._kernels import Arena, Linear
 from services.gpu_engine.models import family
 from services.gpu_engine.models.checkpoint import Checkpoint, Progress
 from services.gpu_engine.models.errors import UnsupportedCheckpointError
@@ -15,7 +15,6 @@ from services.gpu_engine.models.family import TensorSpec
 from services.gpu_engine.models.tensors import StoredTensor, TensorType
 
 Floats = NDArray[np.float32]
-LANES = 16  # widths that must come in whole vectors
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class Weights:
         self._progress = progress
         self._total = sum(tensor.nbytes for _, tensor in checkpoint.tensors()) if progress else 0
         self._done = 0
+        self._arena = Arena()
         self._matrices: dict[str, Linear] = {}
         self.layers = tuple(self._load(layer) for layer in checkpoint.layers)
         self.bytes = self._done
@@ -79,14 +79,9 @@ class Weights:
         """Matrices side by side; the one of a tied head is that of the embedding."""
         name = "+".join(spec.name for spec in specs)
         if name not in self._matrices:
-            for spec in specs[:-1]:
-                if spec.shape[0] % LANES:
-                    raise UnsupportedCheckpointError(
-                        f"{self._checkpoint.path}: {spec.name} has {spec.shape[0]} outputs,"
-                        f" the cpu engine needs a multiple of {LANES}"
-                    )
             tensors = [self._checkpoint.tensor(spec) for spec in specs]
             self._matrices[name] = Linear(
+                self._arena,
                 [tensor.data for tensor in tensors],
                 [tensor.type.name for tensor in tensors],
                 [spec.shape[1] for spec in specs],

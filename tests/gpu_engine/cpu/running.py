@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 class RunningEngine:
     """The engine, its ring and one attached lane."""
 
-    def __init__(self, checkpoint: Checkpoint, *, slots: int = 16, **limits: Any) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, slots: int = 16, threads: int = 2, **limits: Any) -> None:
         sizes: dict[str, Any] = {
             "context": 256,
             "page_size": 16,
@@ -49,7 +49,7 @@ class RunningEngine:
         info = RingInfo(self.geometry, bytes(32), checkpoint.config.vocabulary, self.limits.context)
         format_ring(self.region, info)
         self.transport = MemoryTransport(self.region)
-        self.engine = CpuEngine(checkpoint, self.region, self.limits, epoch=7, threads=2)
+        self.engine = CpuEngine(checkpoint, self.region, self.limits, epoch=7, threads=threads)
         self.failure: BaseException | None = None
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -61,6 +61,17 @@ class RunningEngine:
             self.engine.run(self.ready.set)
         except BaseException as error:
             self.failure = error
+
+    def start(self) -> None:
+        """Begin the control loop and attach the lane."""
+        self.thread.start()
+        assert self.ready.wait(PATIENCE)
+        self.lane.attach(timeout=PATIENCE)
+
+    def stop(self) -> None:
+        self.order(Command.STOP)
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
 
     def order(self, command: Command) -> None:
         _atomics.store_release(self.region, schema.header_offset(schema.BOOTSTRAP_CONTROL), command)
@@ -79,9 +90,27 @@ class RunningEngine:
 
     def submit(self, slot: int, prompt: list[int], max_tokens: int, **options: Any) -> int:
         record = pack_record(prompt, slot=slot, max_tokens=max_tokens, **({"temperature": 0.0} | options))
+        size = schema.record_bytes(len(prompt), max_tokens)
+        if self._offset + size > self.geometry.arena_bytes:
+            self._offset = 0  # callers wait for their requests, so what lay there has ended
         offset = self._offset
-        self._offset += schema.record_bytes(len(prompt), max_tokens)
+        self._offset += size
         return schema.submission_tag(self.lane.submit(record, offset))
+
+    def times(self, tags: list[int]) -> list[list[float]]:
+        """Read until all have finished: when each token of each was seen (time.perf_counter), within 0.1 ms."""
+        seen: dict[int, list[float]] = {tag: [] for tag in tags}
+        finished = 0
+        while finished < len(tags):
+            self.lane.poll()
+            now = time.perf_counter()
+            for entry in self.lane.read_log():
+                if entry["kind"] == LogKind.TOKEN:
+                    seen[int(entry["tag"])].append(now)
+                finished += entry["kind"] == LogKind.FINISH
+            self.lane.acknowledge(now=True)
+            time.sleep(0.0001)
+        return list(seen.values())
 
     def collect(self, tags: list[int]) -> dict[int, tuple[list[int], FinishReason]]:
         """Read until all have finished: tokens and reason of each."""
@@ -113,12 +142,8 @@ class RunningEngine:
 @contextmanager
 def running(checkpoint: Checkpoint, **options: Any) -> Iterator[RunningEngine]:
     engine = RunningEngine(checkpoint, **options)
-    engine.thread.start()
     try:
-        assert engine.ready.wait(PATIENCE)
-        engine.lane.attach(timeout=PATIENCE)
+        engine.start()
         yield engine
     finally:
-        engine.order(Command.STOP)
-        engine.thread.join(PATIENCE)
-        assert not engine.thread.is_alive()
+        engine.stop()

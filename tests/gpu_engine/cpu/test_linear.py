@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.gpu_engine.cpu._kernels import Kernels, Linear
+from services.gpu_engine.cpu._kernels import Arena, Kernels, Linear
 
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 24, 25, 40]
@@ -50,7 +50,7 @@ def assert_product(got: NDArray[np.float32], x: NDArray[np.float32], w: NDArray[
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_come_back_as_gguf_dequantizes_them(kind: str, instruction_set: str) -> None:
     stored, worth = matrix(kind, 50, 96)
-    linear = Linear([stored], [kind], [96])
+    linear = Linear(Arena(), [stored], [kind], [96])
     ids = np.array([0, 49, 17, 16, 15, 3], np.int32)
     out = np.zeros((6, 96), np.float32)
     Kernels(1, instruction_set).embed(linear, ids, 6, out)
@@ -61,7 +61,7 @@ def test_rows_come_back_as_gguf_dequantizes_them(kind: str, instruction_set: str
 @pytest.mark.parametrize("kind", TYPES)
 def test_products_match_float64(kind: str, instruction_set: str) -> None:
     stored, worth = matrix(kind, 83, 160)
-    linear = Linear([stored], [kind], [160])
+    linear = Linear(Arena(), [stored], [kind], [160])
     kernels = Kernels(1, instruction_set)
     for rows in ROWS:
         x = np.random.default_rng(rows).standard_normal((rows, 160)).astype(np.float32)
@@ -72,7 +72,7 @@ def test_products_match_float64(kind: str, instruction_set: str) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_gets_the_same_bits_in_every_batch_and_on_any_number_of_threads(kind: str, instruction_set: str) -> None:
     stored, _ = matrix(kind, 400, 64)
-    linear = Linear([stored], [kind], [64])
+    linear = Linear(Arena(), [stored], [kind], [64])
     alone, together = Kernels(1, instruction_set), Kernels(3, instruction_set)
     x = np.random.default_rng(0).standard_normal((max(ROWS), 64)).astype(np.float32)
     expected = np.concatenate([product(alone, linear, row[None]) for row in x])
@@ -83,12 +83,12 @@ def test_a_row_gets_the_same_bits_in_every_batch_and_on_any_number_of_threads(ki
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_matrices_side_by_side_equal_each_alone_even_of_different_types(rows: int) -> None:
-    parts = [matrix("Q4_1", 32, 64, 1), matrix("Q8_0", 16, 64, 2), matrix("F16", 21, 64, 3)]
+    parts = [matrix("Q4_1", 33, 64, 1), matrix("Q8_0", 16, 64, 2), matrix("F16", 21, 64, 3)]
     kinds = ["Q4_1", "Q8_0", "F16"]
     kernels = Kernels(2)
     x = np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)
-    together = product(kernels, Linear([stored for stored, _ in parts], kinds, [64] * 3), x)
-    alone = [product(kernels, Linear([s], [kind], [64]), x) for (s, _), kind in zip(parts, kinds, strict=True)]
+    together = product(kernels, Linear(Arena(), [stored for stored, _ in parts], kinds, [64] * 3), x)
+    alone = [product(kernels, Linear(Arena(), [s], [kind], [64]), x) for (s, _), kind in zip(parts, kinds, strict=True)]
     np.testing.assert_array_equal(together, np.concatenate(alone, axis=1))
 
 
@@ -98,13 +98,13 @@ def test_any_shape_of_plain_numbers_works(outputs: int, inputs: int) -> None:
     stored, worth = matrix("F32", outputs, inputs)
     x = np.random.default_rng(0).standard_normal((5, inputs)).astype(np.float32)
     for rows in (1, 5):
-        got = product(Kernels(1), Linear([stored], ["F32"], [inputs]), x[:rows])
+        got = product(Kernels(1), Linear(Arena(), [stored], ["F32"], [inputs]), x[:rows])
         assert_product(got, x[:rows], worth)
 
 
 def test_accumulate_adds_the_finished_product() -> None:
     stored, _ = matrix("F32", 33, 64)
-    linear, kernels = Linear([stored], ["F32"], [64]), Kernels(1)
+    linear, kernels = Linear(Arena(), [stored], ["F32"], [64]), Kernels(1)
     x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     before = np.random.default_rng(1).standard_normal((3, 33)).astype(np.float32)
     out = before.copy()
@@ -116,7 +116,7 @@ def test_half_precision_extremes_are_exact() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     halves = bits.view(np.float16)
     finite = halves[np.isfinite(halves)].reshape(-1, 32)
-    linear = Linear([finite.view(np.uint8)], ["F16"], [32])
+    linear = Linear(Arena(), [finite.view(np.uint8)], ["F16"], [32])
     for name in instruction_sets():
         out = np.zeros(finite.shape, np.float32)
         Kernels(1, name).embed(linear, np.arange(len(finite), dtype=np.int32), len(finite), out)
@@ -126,10 +126,10 @@ def test_half_precision_extremes_are_exact() -> None:
 def test_wrong_shapes_and_types_are_refused() -> None:
     stored, _ = matrix("F32", 20, 64)
     with pytest.raises(ValueError, match="unknown weight type Q5_1"):
-        Linear([stored], ["Q5_1"], [64])
-    with pytest.raises(ValueError, match="multiple of 16 outputs"):
-        Linear([stored, stored], ["F32", "F32"], [64, 64])
-    linear, kernels = Linear([stored], ["F32"], [64]), Kernels(1)
+        Linear(Arena(), [stored], ["Q5_1"], [64])
+    with pytest.raises(ValueError, match="must have the same inputs"):
+        Linear(Arena(), [stored, stored], ["F32", "F32"], [64, 32])
+    linear, kernels = Linear(Arena(), [stored], ["F32"], [64]), Kernels(1)
     with pytest.raises(ValueError, match="in is not as wide"):
         kernels.linear(linear, np.zeros((1, 63), np.float32), 1, np.zeros((1, 20), np.float32))
     with pytest.raises(ValueError, match="out is not as wide"):
