@@ -51,22 +51,6 @@ class EngineLimits:
             )
 
 
-def pages_within(budget_bytes: int, page_bytes: int, page_size: int, context: int) -> int:
-    """KV pages that fit into a memory budget.
-
-    Raises:
-        EngineError: the budget can't hold one sequence of ``context`` tokens; says what it takes.
-    """
-    pages = budget_bytes // page_bytes
-    needed = -(-context // page_size)
-    if pages < needed:
-        raise EngineError(
-            f"a KV budget of {budget_bytes >> 20} MiB holds {pages * page_size} tokens, one sequence of {context} needs"
-            f" {-(-needed * page_bytes >> 20)} MiB: raise the budget or lower max_context_tokens"
-        )
-    return pages
-
-
 class Engine(ABC):
     """An engine that holds its weights and its ring. Its constructor loads and allocates; READY comes with ``run``."""
 

@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from services.gpu_engine.cpu.kv_cache import page_bytes
-from services.gpu_engine.engine import EngineError, pages_within
+from services.gpu_engine.cpu.kv_cache import KvCache, page_bytes
+from services.gpu_engine.engine import EngineError
 from services.gpu_engine.models.checkpoint import Checkpoint
 from services.gpu_engine.models.loader import open_checkpoint
 from services.ring.schema import Command, DescriptorFlag, EngineState, FinishReason
@@ -135,9 +135,7 @@ def test_limits_that_can_not_work_are_refused(tiny: Checkpoint, limits: dict[str
         RunningEngine(tiny, **limits)
 
 
-def test_pages_come_from_a_budget_that_must_hold_one_sequence() -> None:
-    per_page = page_bytes(tiny_config(), 16)
-    assert per_page == 2 * 2 * 2 * 16 * 16 * 4
-    assert pages_within(100 * per_page + 5, per_page, 16, 256) == 100
-    with pytest.raises(EngineError, match="one sequence of 256 needs 1 MiB: raise the budget"):
-        pages_within(15 * per_page, per_page, 16, 256)
+def test_the_kv_cache_takes_what_its_pages_need() -> None:
+    config = tiny_config()
+    assert page_bytes(config, 16) == 2 * 2 * 2 * 16 * 16 * 4
+    assert KvCache(config, 5, 16).bytes == 5 * page_bytes(config, 16)
