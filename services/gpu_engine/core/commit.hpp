@@ -19,11 +19,14 @@ BLINK_FN ring::FinishReason end_of(const Request& request, u32 token) {
 // Counts the row's tokens as computed and appends what was sampled. Returns how many prompt tokens are new.
 BLINK_FN u32 absorb_row(State& state, const StepResult& result, u32 row) {
   Request& request = state.requests[state.step.request[row]];
+  u32 fresh = 0;
+  if (request.computed < request.prompt_tokens) {
+    const u32 reached = smaller(request.computed + request.planned, request.prompt_tokens);
+    fresh = reached > request.counted ? reached - request.counted : 0;
+    request.counted += fresh;
+  }
   request.computed += request.planned;
   request.planned = 0;
-  const u32 counted = smaller(request.computed, request.prompt_tokens);
-  const u32 fresh = counted > request.counted ? counted - request.counted : 0;
-  request.counted += fresh;
   state.step.log_entries[row] = 0;
   // What ended meanwhile drops its token.
   if (row < state.step.samples && request.ending == 0) {
@@ -40,7 +43,7 @@ BLINK_FN void write_tokens(State& state, const StepResult& result, u32 row) {
   const u32 entries = state.step.log_entries[row];
   if (entries == 0) return;
   const Request& request = state.requests[state.step.request[row]];
-  u64 index = request.log_index;
+  u64 index = state.step.log_index[row];
   for (u32 i = 0; i + 1 < entries; ++i) {
     const u64 place = static_cast<u64>(row) * ring::kMaxTopLogprobs + i;
     write_log(state.ring, request.lane, index++, request.position, request.slot, ring::LogKind::kTopLogprob, 0,
@@ -69,9 +72,8 @@ BLINK_FN void commit(Context& context, State& state, u64 now_us, const StepResul
       [&](u32 row) {
         const u32 entries = state.step.log_entries[row];
         if (entries == 0) return;
-        Request& request = state.requests[state.step.request[row]];
-        Lane& lane = state.lanes[request.lane];
-        request.log_index = lane.log_head;
+        Lane& lane = state.lanes[state.requests[state.step.request[row]].lane];
+        state.step.log_index[row] = lane.log_head;
         lane.log_head += entries;
         ++lane.generated;
       });

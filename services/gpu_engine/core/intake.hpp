@@ -47,8 +47,8 @@ BLINK_FN void fill_request(State& state, const ring::Descriptor& d, u32 lane, u6
   request.planned = 0;
   request.line = kNone;
   request.pages = 0;
-  request.lane = lane;
-  request.slot = d.slot;
+  request.lane = static_cast<u16>(lane);
+  request.slot = static_cast<u16>(d.slot);
   request.prompt_tokens = d.prompt_tokens;
   request.phase = static_cast<u8>(ring::SlotPhase::kWaiting);
   request.ending = 0;

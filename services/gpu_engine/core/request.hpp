@@ -1,6 +1,8 @@
 // What the core knows of one request. There is one Request for each slot of each lane, reused by its submissions.
 #pragma once
 
+#include <cstddef>
+
 #include "ring_layout.hpp"
 #include "services/gpu_engine/core/platform.hpp"
 
@@ -34,18 +36,20 @@ static_assert(sizeof(RowSampling) == 160);
 inline constexpr u8 kSilently = 0xFF;
 
 struct alignas(64) Request {
-  // Every step reads these.
+  // Every step reads these, and no others: one cache line.
   u64 history;      // offset of the first prompt token, in words
   u64 position;     // of its doorbell
   u64 deadline_us;  // ~0 for none
   u32 known;        // prompt and output tokens
   u32 computed;     // of them in the KV cache
   u32 planned;      // tokens in the running step
-  u32 line;         // of the page table
-  u32 pages;        // KV pages held, in that line
-  u32 lane;
-  u32 slot;
+  u32 known_max;    // history length at which it ends with LENGTH
+  u32 known_min;    // no end token counts at a shorter history
   u32 prompt_tokens;
+  u32 line;   // of the page table
+  u32 pages;  // KV pages held, in that line
+  u16 lane;
+  u16 slot;
   u8 phase;     // SlotPhase
   u8 ending;    // FinishReason or kSilently: leaves at the next release
   u8 admitted;  // its ADMITTED entry is written
@@ -55,16 +59,16 @@ struct alignas(64) Request {
   i64 order;  // smaller goes first; arrival decides ties
   u64 arrival;
   u64 submitted_us;
-  u64 log_index;   // scratch: where its next log entry goes
+  u64 log_index;   // scratch: where its FINISH entry goes
   u64 page_base;   // scratch: where its pages go in the free stack
-  u32 known_max;   // history length at which it ends with LENGTH
-  u32 known_min;   // no end token counts at a shorter history
   u32 counted;     // prompt tokens in EngineCounters already
   u32 first_line;  // of its record in the arena
   u32 lines;
   i32 priority;
   RowSampling sampling;  // template of its rows; `suppress` holds all its end tokens
 };
+
+static_assert(offsetof(Request, order) == 64);
 
 BLINK_FN bool goes_before(const Request& a, const Request& b) {
   return a.order != b.order ? a.order < b.order : a.arrival < b.arrival;

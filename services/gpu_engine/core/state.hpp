@@ -42,7 +42,7 @@ struct Lane {
   u8 ready;    // a doorbell is waiting
 };
 
-// One ragged batch; docs/architecture.md describes the arrays. The last three are the core's own.
+// One ragged batch; docs/architecture.md describes the arrays. The last four are the core's own.
 struct Step {
   u32 tokens;
   u32 rows;
@@ -59,6 +59,7 @@ struct Step {
   u32* request;           // [max_running]
   u32* new_page;          // [max_running] which of the step's new pages the row gets, or kNone
   u32* log_entries;       // [max_running] that the row publishes
+  u64* log_index;         // [max_running] where they begin in the lane's log
 };
 
 struct StepResult {

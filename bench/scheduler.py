@@ -1,0 +1,151 @@
+"""What the scheduling core costs: poll, plan and commit of a decode step, in the core alone and through the binding.
+
+``python -m bench.scheduler``; one core, no model. Medians over many steps of requests that never end. "cold" walks
+through memory larger than the caches before each call, as the model's step would.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from services.gpu_engine.core._core import Scheduler, SchedulerConfig
+from services.ring import schema
+from services.ring.header import RingInfo, format_ring
+from services.ring.lane import LaneClient
+from services.ring.memory import MemoryTransport, allocate_region
+from services.ring.record import pack_record
+from services.ring.schema import RingGeometry
+
+STEPS, COLD_STEPS = 1000, 60
+PROMPT, OUTPUT = 64, 2_000
+RECORD = schema.record_bytes(PROMPT, OUTPUT)
+PAGE_SIZE = 16
+EVICTOR_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    rows: int  # sequences that decode
+    waiting: int = 0  # requests that never get their turn
+    lanes: int = 4
+    slots: int = 64
+    cold: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of one call: in the core, and as Python sees it."""
+
+    core: float
+    binding: float
+
+
+LOADS = (
+    Load("1 row", 1),
+    Load("64 rows", 64),
+    Load("256 rows", 256),
+    Load("256 rows, 1 lane", 256, lanes=1, slots=256),
+    Load("256 rows of 4,096 slots", 256, lanes=4, slots=1024),
+    Load("16 rows of 4,096 slots", 16, lanes=4, slots=1024),
+    Load("256 rows, 2,048 waiting", 256, waiting=2048, lanes=4, slots=1024),
+    Load("256 rows, cold", 256, cold=True),
+    Load("16 rows of 4,096 slots, cold", 16, lanes=4, slots=1024, cold=True),
+)
+
+
+class Engine:
+    """A scheduler whose every lane is read and acknowledged, and whose executor answers at once."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        total = load.rows + load.waiting
+        geometry = RingGeometry(load.lanes, load.slots, RECORD * -(-total // load.lanes), 1 << 16)
+        region = allocate_region(geometry.ring_bytes)
+        format_ring(region, RingInfo(geometry, bytes(32), 50_000, 4_096))
+        config = SchedulerConfig(
+            page_size=PAGE_SIZE,
+            page_count=load.rows * -(-(PROMPT + OUTPUT) // PAGE_SIZE),
+            max_running=load.rows,
+            max_batched_tokens=2_048,
+            max_waiting=4_096,
+            eos_token_ids=[2],
+        )
+        self.scheduler = Scheduler(region, config)
+        self.scheduler.start(1)
+        self.lanes = [
+            LaneClient(MemoryTransport(region), geometry, lane, gateway_epoch=lane + 1, lease_timeout=1e9)
+            for lane in range(load.lanes)
+        ]
+        for lane in self.lanes:
+            lane.begin_attach()
+        self.scheduler.poll(0)
+        assert all(lane.attached() for lane in self.lanes)
+        prompt = np.arange(PROMPT, dtype=np.uint32)
+        for i in range(total):
+            lane, slot = self.lanes[i % load.lanes], i // load.lanes
+            lane.submit(pack_record(prompt, slot=slot, max_tokens=OUTPUT, flags=1), slot * RECORD)
+        while self.scheduler.running + self.scheduler.waiting < total:
+            self.scheduler.poll(0)
+        self.tokens = np.full(load.rows, 7, np.int32)
+        self.logprobs = np.zeros(load.rows, np.float32)
+        self.evictor = np.zeros(EVICTOR_BYTES, np.uint8)
+        while not self.decoding():
+            pass
+
+    def decoding(self) -> bool:
+        """Run a step; whether every row was past its prompt."""
+        assert self.scheduler.plan(0)
+        step = self.scheduler.step
+        ready = step.tokens == step.rows == self.load.rows
+        self.scheduler.commit(0, self.tokens[: step.samples], self.logprobs[: step.samples])
+        return ready
+
+    def acknowledge(self) -> None:
+        for lane in self.lanes:
+            lane.poll()
+            lane.read_log()
+            lane.acknowledge(now=True)
+
+    def measure(self) -> dict[str, Cost]:
+        core: dict[str, list[float]] = {"poll": [], "plan": [], "commit": []}
+        binding: dict[str, list[float]] = {"poll": [], "plan": [], "commit": []}
+        scheduler = self.scheduler
+        for now in range(COLD_STEPS if self.load.cold else STEPS):
+            self.acknowledge()
+            calls = {
+                "poll": lambda now=now: scheduler.poll(now),
+                "plan": lambda now=now: scheduler.plan(now),
+                "commit": lambda now=now: scheduler.commit(now, self.tokens, self.logprobs),
+            }
+            for name, call in calls.items():
+                if self.load.cold:
+                    self.evictor += 1
+                begin = time.perf_counter_ns()
+                call()
+                binding[name].append((time.perf_counter_ns() - begin) / 1e3)
+                core[name].append(scheduler.call_ns / 1e3)
+        return {name: Cost(statistics.median(core[name]), statistics.median(binding[name])) for name in core}
+
+
+def main() -> None:
+    table = Table(title="Scheduling core, median µs a step: core alone (with binding)")
+    for column in ("load", "poll", "plan", "commit", "plan + commit", "ns a row"):
+        table.add_column(column, justify="left" if column == "load" else "right")
+    for load in LOADS:
+        costs = Engine(load).measure()
+        core = costs["plan"].core + costs["commit"].core
+        binding = costs["plan"].binding + costs["commit"].binding
+        cells = [f"{cost.core:.1f} ({cost.binding:.1f})" for cost in costs.values()]
+        table.add_row(load.name, *cells, f"{core:.1f} ({binding:.1f})", f"{1e3 * core / load.rows:.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
