@@ -36,7 +36,7 @@ static_assert(sizeof(RowSampling) == 160);
 inline constexpr u8 kSilently = 0xFF;
 
 struct alignas(64) Request {
-  // Every step reads these, and no others: one cache line.
+  // What every step reads, in one cache line (and the sampling template below).
   u64 history;      // offset of the first prompt token, in words
   u64 position;     // of its doorbell
   u64 deadline_us;  // ~0 for none
