@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rich.console import Console
@@ -119,10 +121,10 @@ class Engine:
         scheduler = self.scheduler
         for now in range(COLD_STEPS if self.load.cold else STEPS):
             self.acknowledge()
-            calls = {
-                "poll": lambda now=now: scheduler.poll(now),
-                "plan": lambda now=now: scheduler.plan(now),
-                "commit": lambda now=now: scheduler.commit(now, self.tokens, self.logprobs),
+            calls: dict[str, Callable[[], object]] = {
+                "poll": partial(scheduler.poll, now),
+                "plan": partial(scheduler.plan, now),
+                "commit": partial(scheduler.commit, now, self.tokens, self.logprobs),
             }
             for name, call in calls.items():
                 if self.load.cold:
