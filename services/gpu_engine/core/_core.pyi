@@ -46,7 +46,7 @@ class SchedulerConfig:
         """Tokens of one step."""
     @property
     def max_waiting(self) -> int:
-        """A submission that finds so many requests waiting ends with QUEUE_FULL."""
+        """A submission that finds so many waiting ends with QUEUE_FULL, once its lane has its equal share of them."""
     @property
     def priority_boost(self) -> int:
         """Rounds of its lane that one level of priority lets a request skip."""

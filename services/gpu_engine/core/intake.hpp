@@ -29,6 +29,12 @@ BLINK_FN void refuse(State& state, u32 lane_index, u32 slot, u64 position, ring:
   }
 }
 
+// The queue is shared, but no lane can fill it for another: each has its share of places for itself.
+BLINK_FN bool queue_is_full(const State& state, const Lane& lane) {
+  const u32 share = larger(state.config.max_waiting / state.ring.info.lanes, 1u);
+  return state.waiting.count >= state.config.max_waiting && lane.waiting >= share;
+}
+
 // Start-time fair queueing: a lane's rounds count its requests, and none starts behind the virtual round.
 BLINK_FN void assign_key(State& state, Lane& lane, Request& request) {
   lane.round = larger(lane.round + 1, state.virtual_round);
@@ -117,7 +123,7 @@ BLINK_FN void take_submission(Context& context, State& state, u32 lane_index, u3
   const u32 index = lane_index * info.slots_per_lane + slot;
   const bool busy = state.requests[index].phase != static_cast<u8>(ring::SlotPhase::kFree);
   ring::RejectCode code = validate(state, descriptor, record_offset, busy);
-  if (code == ring::RejectCode::kNone && (refuses_new(state) || state.waiting.count >= state.config.max_waiting)) {
+  if (code == ring::RejectCode::kNone && (refuses_new(state) || queue_is_full(state, lane))) {
     const auto reason = refuses_new(state) ? ring::FinishReason::kShutdown : ring::FinishReason::kQueueFull;
     leader(context, [&] { refuse(state, lane_index, slot, position, reason, ring::RejectCode::kNone); });
     return;

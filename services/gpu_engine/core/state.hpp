@@ -12,7 +12,7 @@ struct Config {
   u32 page_count;          // pages of the KV cache
   u32 max_running;         // lines of the page table
   u32 max_batched_tokens;  // of one step
-  u32 max_waiting;         // requests queued by submission; preempted ones come on top
+  u32 max_waiting;         // requests in the queue; a lane may always have its share of them
   u32 priority_boost;      // rounds that one priority is worth
   u64 lease_us;            // a lane whose lease is not renewed for this long is reclaimed
   u32 eos_count;

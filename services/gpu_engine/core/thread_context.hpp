@@ -1,7 +1,8 @@
 // A team of real threads with barriers: the stand-in for a GPU thread block that host tools can watch.
 #pragma once
 
-#include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,20 +21,25 @@ class ThreadTeam {
  private:
   friend class ThreadContext;
 
+  // Sleeps rather than spins: tests run on machines with fewer cores than threads.
   void barrier() {
-    const u32 generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      generation_.store(generation + 1, std::memory_order_release);
+    std::unique_lock lock(mutex_);
+    if (++arrived_ == threads_) {
+      arrived_ = 0;
+      ++generation_;
+      all_here_.notify_all();
       return;
     }
-    while (generation_.load(std::memory_order_acquire) == generation) std::this_thread::yield();
+    const u64 mine = generation_;
+    all_here_.wait(lock, [&] { return generation_ != mine; });
   }
 
   const u32 threads_;
   std::vector<u64> values_;
-  std::atomic<u32> arrived_{0};
-  std::atomic<u32> generation_{0};
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  u32 arrived_ = 0;
+  u64 generation_ = 0;
 };
 
 class ThreadContext {

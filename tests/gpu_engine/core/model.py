@@ -218,7 +218,7 @@ class Model:
                 reason, code = FinishReason.REJECTED, RejectCode.SLOT_BUSY
             elif self.command is not Command.RUN:
                 reason = FinishReason.SHUTDOWN
-            elif len(self.waiting) >= self.max_waiting:
+            elif self._queue_is_full(index):
                 reason = FinishReason.QUEUE_FULL
             elif any(set(s.asked.span) & set(asked.span) for s in mine):
                 reason, code = FinishReason.REJECTED, RejectCode.RECORD_OVERLAP
@@ -230,6 +230,10 @@ class Model:
             order = lane.round - asked.priority * self.boost
             self.live.append(Sequence(index, position, asked, order, self.arrivals, now_us, list(asked.prompt)))
             self.arrivals += 1
+
+    def _queue_is_full(self, index: int) -> bool:
+        mine = sum(s.lane == index for s in self.waiting)
+        return len(self.waiting) >= self.max_waiting and mine >= max(1, self.max_waiting // len(self.lanes))
 
     # Plan
 

@@ -3,6 +3,7 @@
 //
 // usage: stress THREADS REQUESTS
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -134,7 +135,11 @@ u32 honest_gateway(Gateway& gateway, u32 requests) {
       } else if (entry.kind == static_cast<u8>(ring::LogKind::kFinish)) {
         const auto reason = static_cast<ring::FinishReason>(entry.detail);
         const bool whole = reason == ring::FinishReason::kLength && expected.left == 0;
-        faults += !whole && !(reason == ring::FinishReason::kCancelled && expected.cancelled);
+        if (!whole && !(reason == ring::FinishReason::kCancelled && expected.cancelled)) {
+          std::printf("request %llu: finish %u, code %u, %u tokens short\n",
+                      static_cast<unsigned long long>(expected.seed), entry.detail, entry.token, expected.left);
+          ++faults;
+        }
         expected.busy = false;
         ++ended;
       }
@@ -188,7 +193,7 @@ int main(int, char** arguments) {
   config.page_count = 14;
   config.max_running = 5;
   config.max_batched_tokens = 12;
-  config.max_waiting = 6;
+  config.max_waiting = kLanes * kSlots;
   config.priority_boost = 4;
   config.lease_us = ~u64{0} >> 8;
   HostScheduler scheduler(base, info.ring_bytes, config, 0xFFFFFFFF - 2 * kSlots, threads);

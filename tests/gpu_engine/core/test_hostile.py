@@ -152,8 +152,16 @@ def test_a_record_that_changes_after_submission_changes_nothing() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 1 << 32), tags=st.booleans())
-@pytest.mark.parametrize("threads", [1, 3])
-def test_random_bytes_in_one_lane_harm_no_other(threads: int, seed: int, tags: bool) -> None:
+def test_random_bytes_in_one_lane_harm_no_other(seed: int, tags: bool) -> None:
+    scribble(1, seed, tags)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_bytes_in_one_lane_harm_no_other_served_by_a_block_of_threads(seed: int) -> None:
+    scribble(3, seed, tags=True)
+
+
+def scribble(threads: int, seed: int, tags: bool) -> None:
     """A hostile gateway scribbles over all of its inbound area, while an honest one is served in full."""
     noise = np.random.default_rng(seed)
     machine = Machine(lanes=2, slots=4, threads=threads, page_count=24, log_entries=64)

@@ -80,6 +80,18 @@ def test_a_full_queue_answers_at_once() -> None:
     assert [gateway.stream(p).reason for p in positions] == [None, None, *[FinishReason.QUEUE_FULL] * 2]
 
 
+def test_a_lane_that_fills_the_queue_leaves_the_others_their_share() -> None:
+    machine = Machine(lanes=2, max_waiting=4)
+    greedy, modest = machine.attach(0), machine.attach(1)
+    taken = [greedy.submit(record(PROMPT, slot=slot), 1024 * slot) for slot in range(6)]
+    mine = [modest.submit(record(PROMPT, slot=slot), 1024 * slot) for slot in range(3)]
+    machine.poll()
+    greedy.read()
+    modest.read()
+    assert [greedy.stream(p).reason for p in taken] == [None] * 4 + [FinishReason.QUEUE_FULL] * 2
+    assert [modest.stream(p).reason for p in mine] == [None, None, FinishReason.QUEUE_FULL]
+
+
 @pytest.mark.parametrize("in_step", [False, True])
 def test_a_lane_whose_lease_ran_out_is_reclaimed_alone(in_step: bool) -> None:
     machine = Machine(lanes=2, lease_us=1_200)

@@ -19,22 +19,18 @@ def build(folder: Path, sanitizers: str) -> Path:
     (folder / "ring_layout.hpp").write_text(codegen.render())
     program = folder / "stress"
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-fsanitize={sanitizers}"]
+    flags = ["-std=c++17", "-O0", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-fsanitize={sanitizers}"]
     flags += ["-fno-sanitize-recover=all", f"-I{ROOT}", f"-I{folder}"]
     subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(program)], check=True)
     return program
 
 
-@pytest.mark.parametrize(
-    ("sanitizers", "threads", "requests"),
-    [("thread", 3, 60), ("address,undefined", 1, 3000), ("address,undefined", 2, 60)],
-)
-def test_threads_and_hostile_memory_leave_sanitizers_silent(
-    tmp_path: Path, sanitizers: str, threads: int, requests: int
-) -> None:
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_threads_and_hostile_memory_leave_sanitizers_silent(tmp_path: Path, sanitizers: str) -> None:
     program = build(tmp_path, sanitizers)
-    result = subprocess.run(
-        [str(program), str(threads), str(requests)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.startswith("ok: 0 faults"), result.stdout
+    for threads, requests in ((1, 500), (3, 40)):
+        result = subprocess.run(
+            [str(program), str(threads), str(requests)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "\nok: 0 faults" in "\n" + result.stdout, result.stdout
