@@ -8,7 +8,7 @@ import grpc
 from blink.v1 import inference_pb2 as pb
 
 from services.common.logging import bound_request, get_logger
-from services.dpu_gateway.errors import FieldError, GatewayError, UnavailableError
+from services.dpu_gateway.errors import FieldError, GatewayError, OverloadedError, UnavailableError
 from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.model import Model
 from services.dpu_gateway.output import OutputText
@@ -105,7 +105,9 @@ class InferenceService:
                 self._log.debug("request_invalid", field=error.field)  # the rest may quote the prompt
                 raise
             except GatewayError as error:
-                self._log.warning("request_failed", code=error.code.name, error=str(error))
+                # Overload is for metrics: a line for each refusal would add to it.
+                log = self._log.debug if isinstance(error, OverloadedError) else self._log.warning
+                log("request_failed", code=error.code.name, error=str(error))
                 raise
 
     async def _submit(self, session: Session, request: Request) -> tuple[Stream, int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 from services.dpu_gateway.arena import Arena
 from services.dpu_gateway.cadence import Cadence
@@ -22,12 +21,7 @@ from services.ring.errors import RingError
 from services.ring.header import RingInfo, RingStatus, read_status
 from services.ring.lane import LaneClient
 from services.ring.record import pack_record
-from services.ring.schema import (
-    DescriptorFlag,
-    FinishReason,
-    record_bytes,
-    submission_tag,
-)
+from services.ring.schema import DescriptorFlag, FinishReason, record_bytes, submission_tag
 from services.ring.transport import Transport
 
 LOOKS_PER_LEASE = 10  # each look renews the lease when that is due
@@ -68,6 +62,7 @@ class Session:
         )
         self._ticker: Ticker | None = None  # while run
         self._streams: dict[str, Stream | None] = {}  # by request id; None: not submitted yet
+        self._early_aborts: set[str] = set()  # of requests not submitted yet
 
     # Requests
 
@@ -84,6 +79,7 @@ class Session:
     def release(self, request_id: str, slot: int) -> None:
         """Give back a reservation."""
         del self._streams[request_id]
+        self._early_aborts.discard(request_id)
         self._slots.untake(slot)
 
     def submit(self, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
@@ -121,6 +117,9 @@ class Session:
         )
         self._streams[request.request_id] = stream
         self._reader.add(stream)
+        if request.request_id in self._early_aborts:
+            self._early_aborts.remove(request.request_id)
+            self.abort(request.request_id)
         self._cadence.hurry()
         if self._ticker is not None:
             self._ticker.set_period(self._cadence.period)
@@ -134,14 +133,17 @@ class Session:
 
     def _cancel(self, stream: Stream) -> None:
         if stream.finish is FinishReason.NONE:
-            with contextlib.suppress(RingError):  # a lost lane has no requests left
+            with suppress(RingError):  # a lost lane has no requests left
                 self.lane.cancel(stream.slot, stream.position)
 
     def abort(self, request_id: str) -> bool:
         """Cancel by id; its stream finishes as CANCELLED. Whether there was such a request."""
-        stream = self._streams.get(request_id)
-        if stream is None or stream.finish is not FinishReason.NONE:
+        if request_id not in self._streams:
             return False
+        stream = self._streams[request_id]
+        if stream is None:
+            self._early_aborts.add(request_id)
+            return True
         stream.abort_requested = True
         self._cancel(stream)
         return True
@@ -207,7 +209,7 @@ class Session:
 
     def close(self) -> None:
         """Give the lane back, if it is still ours, and let go of the ring."""
-        with contextlib.suppress(RingError):
+        with suppress(RingError):
             self.lane.detach()
         self._transport.close()
 

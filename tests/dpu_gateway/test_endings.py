@@ -7,9 +7,11 @@ import time
 
 import grpc
 import numpy as np
+import pytest
 from blink.v1 import inference_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
+from services.dpu_gateway.tokenizer import PromptEncoder
 from services.ring.schema import FinishReason
 from tests.dpu_gateway.harness import Gateway, collect, gateway, max_tokens, ring_info, text_request, until
 from tests.support.stand_in_engine import Behaviour
@@ -92,6 +94,25 @@ async def test_abort_finishes_the_stream_as_cancelled_with_what_was_generated() 
         assert result.code is grpc.StatusCode.OK
         assert result.finished.reason == pb.FINISH_REASON_CANCELLED
         assert result.finished.usage.completion_tokens == len(result.ids)
+        await settled(system)
+
+
+async def test_abort_of_a_request_whose_prompt_is_still_tokenized_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(Behaviour(tokens_per_second=20)) as system:
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow_encode(_encoder: PromptEncoder, _text: str) -> list[int]:
+            began.set()
+            await go_on.wait()
+            return [1, 2, 3]
+
+        monkeypatch.setattr(PromptEncoder, "encode_text", slow_encode)
+        reading = asyncio.create_task(collect(system.inference().Generate(text_request(request_id="early"))))
+        await began.wait()
+        assert (await system.inference().Abort(pb.AbortRequest(request_id="early"))).found
+        go_on.set()
+        result = await reading
+        assert result.finished.reason == pb.FINISH_REASON_CANCELLED
         await settled(system)
 
 
