@@ -4,34 +4,53 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def available_cpus(cgroup_root: Path = CGROUP_ROOT, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Whole CPUs, at least 1: the affinity mask bounded by the tightest cgroup v2 quota above this process."""
+    """Whole CPUs, at least 1: the affinity mask bounded by the tightest cgroup quota (v1 or v2) above this process."""
     cpus = len(os.sched_getaffinity(0))
-    quota = _cgroup_quota(cgroup_root, membership)
-    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
-
-
-def _cgroup_quota(root: Path, membership: Path) -> float | None:
-    """CPUs that the cgroups allow; None when they set no limit."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return None
-    own = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
-    group = root / own
-    quotas = []
+        return cpus
+    quotas = [quota for line in lines for quota in _quotas(cgroup_root, line)]
+    return max(1, min([cpus, *(math.ceil(quota) for quota in quotas)]))
+
+
+def _quotas(root: Path, membership: str) -> Iterator[float]:
+    """CPUs that the groups of one line of /proc/self/cgroup allow, ``hierarchy:controllers:path``."""
+    hierarchy, controllers, path = membership.split(":", 2)
+    if hierarchy == "0":
+        top, limit_of = root, _limit_v2
+    elif "cpu" in controllers.split(","):
+        top, limit_of = root / controllers, _limit_v1
+    else:
+        return
+    group = top / path.strip("/")
     for directory in (group, *group.parents):
-        if not directory.is_relative_to(root):
+        if not directory.is_relative_to(top):
             break
         try:
-            limit, period = (directory / "cpu.max").read_text().split()
+            quota, period = limit_of(directory)
         except (OSError, ValueError):
-            continue
-        if limit != "max":
-            quotas.append(int(limit) / int(period))
-    return min(quotas, default=None)
+            continue  # no limit is set here
+        if quota > 0:
+            yield quota / period
+
+
+def _limit_v2(directory: Path) -> tuple[int, int]:
+    """Raises ValueError for "max", which is no limit."""
+    quota, period = (directory / "cpu.max").read_text().split()
+    return int(quota), int(period)
+
+
+def _limit_v1(directory: Path) -> tuple[int, int]:
+    """The quota is -1 for no limit."""
+    return (
+        int((directory / "cpu.cfs_quota_us").read_text()),
+        int((directory / "cpu.cfs_period_us").read_text()),
+    )

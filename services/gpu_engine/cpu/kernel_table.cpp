@@ -20,9 +20,11 @@ const KernelTable* kernel_table(const char* name) {
   const KernelTable* supported[3];
   int count = 0;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
     supported[count++] = &avx512::table;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) supported[count++] = &avx2::table;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    supported[count++] = &avx2::table;
 #endif
   supported[count++] = &baseline::table;
   if (!name) return supported[0];
