@@ -19,8 +19,8 @@ from services.ring.schema import Command, EngineState
 
 LANES = 16  # page_size and head_dim must come in whole vectors
 
-# Between two looks at an idle ring: seconds, and how many looks until the next. A look wakes the process, some 10 to 30 µs
-# of CPU, so they grow rare; the last adds 0.9 ms to a request on average. Clients often ask again at once.
+# Between two looks at an idle ring: seconds, and how many looks until the next. A look wakes the process, some 10 to
+# 30 µs of CPU, so they grow rare; the last adds 0.9 ms to a request on average. Clients often ask again at once.
 IDLE_LOOKS = ((50e-6, 100), (800e-6, 1_200), (1.8e-3, None))
 
 log = get_logger(component="cpu_engine")
