@@ -163,6 +163,9 @@ class Scheduler:
     @property
     def held_arena_lines(self) -> int:
         """Arena lines of live requests, all lanes together."""
+    @property
+    def promised_log_entries(self) -> int:
+        """Log entries kept back for ADMITTED and FINISH of live requests, all lanes together."""
     def page_owners(self) -> list[int]:
         """[page_count]: -1 for a free page, lane * slots_per_lane + slot of its owner, -2 if lost or held twice."""
     @property

@@ -156,6 +156,12 @@ class Scheduler {
     return owners;
   }
 
+  u64 promised_log_entries() const {
+    u64 entries = 0;
+    for (u32 i = 0; i < host.state().ring.info.lanes; ++i) entries += host.state().lanes[i].promised;
+    return entries;
+  }
+
   u64 held_arena_lines() const {
     const State& state = host.state();
     u64 lines = 0;
@@ -249,6 +255,7 @@ NB_MODULE(_core, module) {
       .def_prop_ro("free_pages", [](const Scheduler& s) { return s.host.state().free_page_count; })
       .def_prop_ro("free_lines", [](const Scheduler& s) { return s.host.state().free_line_count; })
       .def_prop_ro("held_arena_lines", &Scheduler::held_arena_lines)
+      .def_prop_ro("promised_log_entries", &Scheduler::promised_log_entries)
       .def("page_owners", &Scheduler::page_owners)
       .def_prop_ro("call_ns", [](const Scheduler& s) { return s.host.call_ns(); });
 }

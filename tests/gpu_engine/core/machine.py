@@ -224,6 +224,7 @@ class Machine:
         assert self.scheduler.free_pages == self.config.page_count
         assert self.scheduler.free_lines == self.config.max_running
         assert self.scheduler.held_arena_lines == 0
+        assert self.scheduler.promised_log_entries == 0
         self.check_pages()
 
     def counters(self) -> np.void:

@@ -232,8 +232,8 @@ class CoreAndModel(RuleBasedStateMachine):
         assert self.machine.scheduler.waiting == len(self.model.waiting)
         held = sum(len(s.asked.span) for s in self.model.live) // schema.LINE_BYTES
         assert self.machine.scheduler.held_arena_lines == held
-        if not self.in_step:
-            assert self.machine.counters()["preemptions"] <= self.model.preemptions
+        promised = sum(self.model.promised(lane) for lane in range(LANES))
+        assert self.machine.scheduler.promised_log_entries == promised
 
     @invariant()
     def lanes_agree(self) -> None:
