@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,6 +31,13 @@ class SettingsError(BlinkError):
     """A setting that is unknown, missing or out of range."""
 
     exit_code = 2
+
+
+class _FlagParser(argparse.ArgumentParser):
+    """argparse prints a page and exits; here a bad flag is one line like any bad setting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{self.prog.removeprefix('blink-')}: {message}")
 
 
 class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False):
@@ -104,10 +111,16 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
 
     @classmethod
     def _flag_values(cls, flags: Sequence[str]) -> dict[str, Any]:
+        parser = _FlagParser(
+            prog=f"blink-{cls.process}",
+            description=cls.__doc__,
+            epilog=f"--config FILE (or {CONFIG_VARIABLE}) names a TOML file with a table [{cls.process}]; "
+            f"every setting is also a variable BLINK_{cls.process.upper()}_NAME.",
+        )
         source: CliSettingsSource[Any] = CliSettingsSource(
             cls,
             cli_parse_args=False,
-            cli_prog_name=f"blink-{cls.process}",
+            root_parser=parser,
             cli_exit_on_error=False,
             cli_kebab_case=True,
             cli_hide_none_type=True,
@@ -116,8 +129,7 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
         try:
             return dict(source(args=list(flags))())
         except PydanticSettingsError as error:
-            message = str(error).removeprefix("error parsing CLI: ")
-            raise SettingsError(f"{cls.process}: {message}") from error
+            raise SettingsError(f"{cls.process}: {error}") from error
 
     def as_flags(self) -> list[str]:
         """The command line that reproduces what differs from the defaults; for starting a process with it."""
