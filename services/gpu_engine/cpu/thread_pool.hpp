@@ -13,6 +13,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace blink::cpu {
@@ -47,6 +48,7 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls body(begin, end, thread) over [0, count) in pieces of whole `grain`s, on all threads; thread < threads().
+  // Rethrows what a body throws, once all threads have left; pieces not begun by then are left out.
   // Pieces shrink towards the end, so that a thread whose core was taken away holds up little. One caller at a time.
   template <class Body>
   void run(int64_t count, int64_t grain, const Body& body) {
@@ -57,14 +59,20 @@ class ThreadPool {
     next_.store(0, std::memory_order_relaxed);
     const int threads = this->threads();
     auto share = [&](int thread) {
-      for (;;) {
-        int64_t begin = next_.load(std::memory_order_relaxed), end;
-        do {
-          if (begin >= count) return;
-          const int64_t fair = (count - begin) / (2 * threads) / grain * grain;
-          end = std::min(count, begin + std::max(fair, grain));
-        } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
-        body(begin, end, thread);
+      try {
+        for (;;) {
+          int64_t begin = next_.load(std::memory_order_relaxed), end;
+          do {
+            if (begin >= count) return;
+            const int64_t fair = (count - begin) / (2 * threads) / grain * grain;
+            end = std::min(count, begin + std::max(fair, grain));
+          } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+          body(begin, end, thread);
+        }
+      } catch (...) {  // the caller hears of it once everyone has left
+        next_.store(count, std::memory_order_relaxed);
+        std::lock_guard lock(mutex_);
+        failure_ = std::current_exception();
       }
     };
     task_ = [](const void* context, int thread) { (*static_cast<const decltype(share)*>(context))(thread); };
@@ -72,6 +80,7 @@ class ThreadPool {
     open();
     share(0);
     close();
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
@@ -134,6 +143,7 @@ class ThreadPool {
   alignas(64) std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
+  std::exception_ptr failure_;
   bool stopping_ = false;
 };
 
