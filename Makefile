@@ -19,7 +19,7 @@ model: install
 
 install: $(VENV)/.built
 
-# Debian splits venv, the headers and g++ from python3 and gcc: name everything that is missing, before anything is done.
+# Debian splits venv, the headers and g++ from python3 and gcc. As root they are installed, as anybody else named.
 $(VENV)/.packages: requirements/dev.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo "blink needs Python 3.11 or newer as python3"; exit 1; }
@@ -28,7 +28,11 @@ $(VENV)/.packages: requirements/dev.txt
 	python3 -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
 	  || missing="$$missing python3-dev"; \
 	command -v $(or $(CXX),c++) >/dev/null || missing="$$missing g++"; \
-	test -z "$$missing" || { echo "blink needs more packages: apt-get install$$missing"; exit 1; }
+	test -n "$$missing" || exit 0; \
+	if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	  echo "blink needs more packages, installing:$$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes$$missing >/dev/null; \
+	else echo "blink needs more packages: apt-get install$$missing"; exit 1; fi
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@touch $@
