@@ -3,9 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '*.proto' -o -name CMakeLists.txt \
              -o -name schema.py -o -name codegen.py)
-CPP := $(shell find services -name '*.cpp' -o -name '*.hpp')
+CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test install lint types imports format lock clean model
+.PHONY: run test test-gpu install lint types imports format lock clean model
 .DELETE_ON_ERROR:
 
 run: install model
@@ -13,6 +13,11 @@ run: install model
 
 test: lint types imports model
 	$(BIN)/pytest
+
+# On a machine with an NVIDIA GPU; what compares with transformers also needs torch and transformers in the venv.
+test-gpu: install
+	$(BIN)/pip install --quiet --require-hashes --no-deps -r requirements/cuda.txt
+	$(BIN)/pytest -m gpu -n 0 tests/gpu
 
 model: install
 	$(BIN)/blink model pull smollm2-135m-instruct
@@ -60,7 +65,7 @@ format: install
 
 # Needs uv. The lock files carry hashes of every wheel and no index address.
 lock:
-	for set in runtime dev bench; do \
+	for set in runtime dev bench cuda; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	    requirements/$$set.in -o requirements/$$set.txt || exit 1; done
 

@@ -1,0 +1,244 @@
+"""The few driver calls that the engine needs: device, memory, streams, graphs, modules and launches.
+
+A thin typed layer over ``cuda.bindings.driver``. Every return code is checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from services.gpu_engine.cuda.errors import CudaUnavailableError, DriverError, OutOfDeviceMemoryError
+
+try:
+    from cuda.bindings import driver as cu
+except ImportError as error:
+    raise CudaUnavailableError("the cuda engine needs the CUDA libraries: pip install 'blink[cuda]'") from error
+
+ALIGNMENT = 256  # bytes, of every allocation
+Argument = ctypes._SimpleCData | ctypes.Structure  # type: ignore[type-arg]
+
+
+def check(call: str, result: tuple[Any, ...]) -> Any:
+    """Unwrap a binding's (code, values...) tuple.
+
+    Raises:
+        DriverError: the code is not success.
+    """
+    code, values = result[0], result[1:]
+    if int(code) != 0:
+        _, description = cu.cuGetErrorString(code)
+        raise DriverError(call, code.name, description.decode() if description else "unknown")
+    return values[0] if len(values) == 1 else values
+
+
+class Device:
+    """A GPU with its primary context made current on this thread.
+
+    Attributes:
+        name: as the driver gives it.
+        arch: compiler target, such as ``sm_90a``.
+        multiprocessors: their number.
+
+    Raises:
+        CudaUnavailableError: there is no driver, or no such device.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        try:
+            check("cuInit", cu.cuInit(0))
+            self._device = check("cuDeviceGet", cu.cuDeviceGet(ordinal))
+        except (DriverError, RuntimeError) as error:
+            raise CudaUnavailableError(f"GPU {ordinal} can't be used: {error}") from error
+        context = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
+        check("cuCtxSetCurrent", cu.cuCtxSetCurrent(context))
+        self.name = check("cuDeviceGetName", cu.cuDeviceGetName(128, self._device)).split(b"\0")[0].decode()
+        attribute = cu.CUdevice_attribute
+        major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        self.arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+        self.multiprocessors = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+
+    def _attribute(self, which: Any) -> int:
+        return int(check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, self._device)))
+
+    def free_bytes(self) -> int:
+        return int(check("cuMemGetInfo", cu.cuMemGetInfo())[0])
+
+    def synchronize(self) -> None:
+        check("cuCtxSynchronize", cu.cuCtxSynchronize())
+
+
+class Buffer:
+    """A block of device memory, freed with the object."""
+
+    def __init__(self, nbytes: int, purpose: str = "a buffer") -> None:
+        self.nbytes = nbytes
+        self.pointer = 0
+        code, pointer = cu.cuMemAlloc(max(nbytes, 1))
+        if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfDeviceMemoryError(purpose, nbytes, int(check("cuMemGetInfo", cu.cuMemGetInfo())[0]))
+        self.pointer = int(check("cuMemAlloc", (code, pointer)))
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Buffer:
+        """A buffer that holds a copy of ``array``."""
+        buffer = cls(array.nbytes)
+        buffer.upload(array)
+        return buffer
+
+    def upload(self, array: NDArray[Any], offset: int = 0) -> None:
+        """Copy ``array`` to ``offset`` bytes into the buffer; returns when the source may be reused."""
+        contiguous = np.ascontiguousarray(array)
+        if offset + contiguous.nbytes > self.nbytes:
+            raise ValueError(f"{contiguous.nbytes} bytes at {offset} do not fit a buffer of {self.nbytes}")
+        check("cuMemcpyHtoD", cu.cuMemcpyHtoD(self.pointer + offset, contiguous.ctypes.data, contiguous.nbytes))
+
+    def download(self, dtype: DTypeLike, shape: Sequence[int], offset: int = 0) -> NDArray[Any]:
+        """Wait for the device and copy out an array that begins ``offset`` bytes into the buffer."""
+        array = np.empty(shape, dtype)
+        if offset + array.nbytes > self.nbytes:
+            raise ValueError(f"{array.nbytes} bytes at {offset} are not in a buffer of {self.nbytes}")
+        check("cuCtxSynchronize", cu.cuCtxSynchronize())
+        check("cuMemcpyDtoH", cu.cuMemcpyDtoH(array.ctypes.data, self.pointer + offset, array.nbytes))
+        return array
+
+    def fill(self, byte: int) -> None:
+        check("cuMemsetD8", cu.cuMemsetD8(self.pointer, byte, self.nbytes))
+        check("cuCtxSynchronize", cu.cuCtxSynchronize())
+
+    def __del__(self) -> None:
+        if self.pointer:
+            cu.cuMemFree(self.pointer)
+            self.pointer = 0
+
+
+class Graph:
+    """An instantiated graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._executable = check("cuGraphInstantiate", cu.cuGraphInstantiate(graph, 0))
+
+    def launch(self, stream: Stream) -> None:
+        check("cuGraphLaunch", cu.cuGraphLaunch(self._executable, stream.handle))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_executable"):
+            cu.cuGraphExecDestroy(self._executable)
+            cu.cuGraphDestroy(self._graph)
+
+
+class Stream:
+    """A stream that does not synchronize with the legacy default stream."""
+
+    def __init__(self) -> None:
+        self.handle = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def synchronize(self) -> None:
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
+
+    @contextmanager
+    def capture(self) -> Iterator[list[Graph]]:
+        """Capture what is launched inside; the yielded list holds the instantiated graph afterwards."""
+        graphs: list[Graph] = []
+        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        check("cuStreamBeginCapture", cu.cuStreamBeginCapture(self.handle, mode))
+        try:
+            yield graphs
+        except BaseException:
+            cu.cuStreamEndCapture(self.handle)
+            raise
+        graphs.append(Graph(check("cuStreamEndCapture", cu.cuStreamEndCapture(self.handle))))
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            cu.cuStreamDestroy(self.handle)
+
+
+class Timer:
+    """Device time between two points of a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._events = [check("cuEventCreate", cu.cuEventCreate(0)) for _ in range(2)]
+
+    def start(self) -> None:
+        check("cuEventRecord", cu.cuEventRecord(self._events[0], self._stream.handle))
+
+    def stop(self) -> float:
+        """Seconds since ``start``; waits for the device."""
+        check("cuEventRecord", cu.cuEventRecord(self._events[1], self._stream.handle))
+        check("cuEventSynchronize", cu.cuEventSynchronize(self._events[1]))
+        return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(*self._events))) / 1e3
+
+    def __del__(self) -> None:
+        for event in getattr(self, "_events", []):
+            cu.cuEventDestroy(event)
+
+
+class Kernel:
+    """One entry point of a module, which stays loaded as long as the kernel is there."""
+
+    def __init__(self, module: Module, function: Any, name: str) -> None:
+        self._module = module
+        self._function = function
+        self.name = name
+
+    def launch(
+        self,
+        stream: Stream,
+        grid: tuple[int, int, int],
+        block: int,
+        arguments: Sequence[Argument],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type."""
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        result = cu.cuLaunchKernel(
+            self._function, *grid, block, 1, 1, shared_bytes, stream.handle, ctypes.addressof(pointers), 0
+        )
+        check(f"launch of {self.name}", result)
+
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Raise the limit of dynamic shared memory above 48 KiB."""
+        limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self._function, limit, shared_bytes))
+
+    def blocks_per_multiprocessor(self, block: int, shared_bytes: int = 0) -> int:
+        call = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, block, shared_bytes)
+        return int(check("cuOccupancyMaxActiveBlocksPerMultiprocessor", call))
+
+
+class Module:
+    """A loaded cubin."""
+
+    def __init__(self, cubin: bytes) -> None:
+        self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin))
+
+    def kernel(self, name: str) -> Kernel:
+        function = check(f"lookup of {name}", cu.cuModuleGetFunction(self._module, name.encode()))
+        return Kernel(self, function, name)
+
+    def constant(self, name: str, dtype: DTypeLike = np.uint32) -> Any:
+        """The value of a ``__device__`` scalar."""
+        pointer, nbytes = check(f"lookup of {name}", cu.cuModuleGetGlobal(self._module, name.encode()))
+        value = np.empty(1, dtype)
+        if value.nbytes != nbytes:
+            raise ValueError(f"{name} has {nbytes} bytes, {np.dtype(dtype)} has {value.nbytes}")
+        check("cuMemcpyDtoH", cu.cuMemcpyDtoH(value.ctypes.data, pointer, nbytes))
+        return value[0]
+
+    def __del__(self) -> None:
+        if hasattr(self, "_module"):
+            cu.cuModuleUnload(self._module)
+
+
+def pointer(buffer: Buffer | int, offset: int = 0) -> ctypes.c_uint64:
+    """A kernel argument: an address ``offset`` bytes into a buffer."""
+    return ctypes.c_uint64((buffer.pointer if isinstance(buffer, Buffer) else buffer) + offset)
