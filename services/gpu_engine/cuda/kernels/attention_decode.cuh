@@ -1,0 +1,228 @@
+// Attention of one query token over one split of its keys, for the query heads of one KV head.
+//
+// The block's four warps take groups of 16 keys in turn, each at its own pace: a warp copies its groups' keys and
+// values asynchronously into a ring of its own in shared memory, two groups ahead. Tensor-core fragments come from
+// there in 16-byte loads, without a transpose: the dot product over a head does not care in which order it is summed,
+// so lane c of four takes 8 consecutive dimensions of every 32 of both Q and K; and of V the columns of an output tile
+// may be any 8 dimensions, so lane group g takes 8 consecutive of every 64. Online softmax (arXiv 2205.14135) in
+// base 2.
+//
+// Warps meet in shared memory; then the splits of a row meet in global memory, where the last block to arrive adds them
+// in order: no float depends on who came first. Bound by memory: 4 bytes a key, KV head and dimension;
+// 75% of an H200's bandwidth at 256 rows of 192 keys.
+#pragma once
+
+#include "attention_work.cuh"
+#include "mma.cuh"
+#include "step.cuh"
+
+namespace blink {
+
+inline constexpr u32 kWarps = 4;
+inline constexpr u32 kPieces = kHeadDim / 8;  // 16-byte pieces of a key
+inline constexpr u32 kGroupKeys = 16;
+inline constexpr u32 kStages = 2;
+
+struct DecodeRing {
+  alignas(128) bf16 keys[kStages][kGroupKeys * kHeadDim];
+  alignas(128) bf16 values[kStages][kGroupKeys * kHeadDim];
+};
+
+struct DecodeShared {
+  union {
+    DecodeRing ring;
+    float out[kGroup][kHeadDim];  // after the ring has been read
+  } warp[kWarps];
+};
+
+struct DecodeSums {
+  float2 ml[kWarps][kGroup];  // (maximum in log2 units, sum)
+  u32 last;
+};
+
+// Where a piece lies, so that the reads below are free of bank conflicts: two keys by four pieces (K), or four even
+// keys by two pieces (V), in one go.
+__device__ inline u32 key_piece(u32 key, u32 piece) { return key * kPieces + (piece ^ (key % 2 * 4)); }
+__device__ inline u32 value_piece(u32 key, u32 piece) { return key * kPieces + (piece ^ (key & 6)); }
+
+__device__ inline void copy_group(DecodeRing& ring, u32 stage, const bf16* source) {
+  const u32 keys = shared_address(ring.keys[stage]), values = shared_address(ring.values[stage]);
+#pragma unroll
+  for (u32 i = threadIdx.x % 32; i < kGroupKeys * kPieces; i += 32) {
+    const u32 key = i / kPieces, piece = i % kPieces;
+    copy_async(keys + key_piece(key, piece) * 16, source + i * 8, true);
+    copy_async(values + value_piece(key, piece) * 16, source + kPageValues + i * 8, true);
+  }
+}
+
+__device__ inline u32 word(const uint4& raw, u32 i) { return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w; }
+
+// One warp's share of the keys from `begin` to `end`: leaves its sums in `shared` and `sums`.
+__device__ inline void decode_warp(DecodeShared& shared, DecodeSums& sums, const bf16* query, const bf16* pages,
+                                   const i32* page_line, u32 kv_head, u32 begin, u32 end, float scale) {
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const u32 all = (end - begin + kGroupKeys - 1) / kGroupKeys, groups = (all + kWarps - 1 - warp) / kWarps;
+  DecodeRing& ring = shared.warp[warp].ring;
+  const auto first_key = [&](u32 group) { return begin + (warp + group * kWarps) * kGroupKeys; };
+
+  u32 page_of_lane = 0;
+  const auto fetch = [&](u32 group) {  // page ids come 32 groups at a time, one a lane
+    if (group < groups) {
+      if (group % 32 == 0 && group + lane < groups) page_of_lane = page_line[first_key(group + lane) / kPageSize];
+      const u32 page = __shfl_sync(0xFFFFFFFFu, page_of_lane, group % 32);
+      copy_group(ring, group % kStages, pages + page_offset(page, kv_head) + first_key(group) % kPageSize * kHeadDim);
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (u32 group = 0; group < kStages; ++group) fetch(group);
+
+  uint4 q[kHeadDim / 32];
+#pragma unroll
+  for (u32 s = 0; s < kHeadDim / 32; ++s) {
+    q[s] = g < kGroup ? load_raw(query + g * kHeadDim + s * 32 + c * 8) : make_uint4(0, 0, 0, 0);
+  }
+  float out[kHeadDim / 8][2] = {};
+  float maximum = minus_infinity(), sum = 0.0f;
+
+  for (u32 group = 0; group < groups; ++group) {
+    wait_copies<kStages - 1>();
+    __syncwarp();
+    const uint4* keys = reinterpret_cast<const uint4*>(ring.keys[group % kStages]);
+    const uint4* values = reinterpret_cast<const uint4*>(ring.values[group % kStages]);
+    float score[2][2] = {};
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (u32 s = 0; s < kHeadDim / 32; ++s) {
+        const uint4 k = keys[key_piece(half * 8 + g, s * 4 + c)];
+        mma_low(score[half], q[s].x, q[s].y, k.x, k.y);
+        mma_low(score[half], q[s].z, q[s].w, k.z, k.w);
+      }
+    }
+
+    const u32 valid = end - first_key(group);  // keys of this group and beyond
+    float top = maximum;
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (u32 k = 0; k < 2; ++k) {
+        score[half][k] = half * 8 + 2 * c + k < valid ? score[half][k] * scale : minus_infinity();
+        top = fmaxf(top, score[half][k]);
+      }
+    }
+    top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
+    const float rescale = power_of_two(maximum - top);
+    maximum = top;
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (u32 k = 0; k < 2; ++k) score[half][k] = power_of_two(score[half][k] - top);
+    }
+    sum = sum * rescale + ((score[0][0] + score[0][1]) + (score[1][0] + score[1][1]));
+    const u32 a0 = pack(score[0][0], score[0][1]), a2 = pack(score[1][0], score[1][1]);
+
+#pragma unroll
+    for (u32 s = 0; s < kHeadDim / 64; ++s) {
+      uint4 v[4];
+#pragma unroll
+      for (u32 t = 0; t < 4; ++t) {
+        const u32 key = t / 2 * 8 + 2 * c + t % 2;
+        v[t] = values[value_piece(key, s * 8 + g)];
+        // What lies behind the sequence's end in its last page was never written: 0 x NaN must not reach the sum.
+        if (key >= valid) v[t] = make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) {
+        const u32 halves = i % 2 ? 0x7632 : 0x5410;
+        const u32 b0 = __byte_perm(word(v[0], i / 2), word(v[1], i / 2), halves);
+        const u32 b1 = __byte_perm(word(v[2], i / 2), word(v[3], i / 2), halves);
+        float (&o)[2] = out[s * 8 + i];
+        o[0] *= rescale;
+        o[1] *= rescale;
+        mma_low(o, a0, a2, b0, b1);
+      }
+    }
+    __syncwarp();
+    fetch(group + kStages);
+  }
+  wait_copies<0>();
+  __syncwarp();
+
+  sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+  sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+  if (g < kGroup) {
+    if (c == 0) sums.ml[warp][g] = make_float2(maximum, sum);
+    float* row = shared.warp[warp].out[g];
+#pragma unroll
+    for (u32 s = 0; s < kHeadDim / 64; ++s) {
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) {  // column 2c + k of tile i holds dimension (2c + k) * 8 + i
+        row[s * 64 + 16 * c + i] = out[s * 8 + i][0];
+        row[s * 64 + 16 * c + 8 + i] = out[s * 8 + i][1];
+      }
+    }
+  }
+}
+
+// Adds the row's splits in order and writes the result; run by the block that finished last.
+__device__ inline void add_splits(const WorkList& work, u32 partial, u32 splits, u32 kv_head, bf16* out) {
+  for (u32 i = threadIdx.x; i < kGroup * kHeadDim; i += blockDim.x) {
+    const u64 head = static_cast<u64>(partial) * kHeads + kv_head * kGroup + i / kHeadDim;
+    float maximum = minus_infinity();
+    for (u32 s = 0; s < splits; ++s) maximum = fmaxf(maximum, __ldcg(&work.partial_ml[head + s * kHeads]).x);
+    float sum = 0.0f, value = 0.0f;
+    for (u32 s = 0; s < splits; ++s) {
+      const float2 ml = __ldcg(&work.partial_ml[head + s * kHeads]);
+      const float rescale = power_of_two(ml.x - maximum);
+      sum += ml.y * rescale;
+      value += __ldcg(&work.partial_out[(head + s * kHeads) * kHeadDim + i % kHeadDim]) * rescale;
+    }
+    out[i] = to_bf16(value / sum);
+  }
+}
+
+__device__ inline void decode_split(DecodeShared& shared, DecodeSums& sums, const Step& step, const WorkList& work,
+                                    const WorkItem& item, u32 kv_head, const bf16* qkv, const bf16* pages, bf16* out,
+                                    float scale) {
+  const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
+  const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
+  const bf16* query = qkv + static_cast<u64>(item.token) * kQkvWidth + kv_head * kGroup * kHeadDim;
+  bf16* target = out + static_cast<u64>(item.token) * kQueryWidth + kv_head * kGroup * kHeadDim;
+
+  decode_warp(shared, sums, query, pages, page_line, kv_head, item.first, end, scale);
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < kGroup * kHeadDim; i += blockDim.x) {
+    const u32 head = i / kHeadDim;
+    float maximum = minus_infinity(), sum = 0.0f, value = 0.0f;
+#pragma unroll
+    for (u32 w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, sums.ml[w][head].x);
+#pragma unroll
+    for (u32 w = 0; w < kWarps; ++w) {
+      const float rescale = power_of_two(sums.ml[w][head].x - maximum);
+      sum += sums.ml[w][head].y * rescale;
+      value += shared.warp[w].out[head][i % kHeadDim] * rescale;
+    }
+    if (splits == 1) {
+      target[i] = to_bf16(value / sum);
+    } else {
+      const u64 at = static_cast<u64>(item.partial + item.split) * kHeads + kv_head * kGroup + head;
+      __stcg(&work.partial_out[at * kHeadDim + i % kHeadDim], value);
+      if (i % kHeadDim == 0) __stcg(&work.partial_ml[at], make_float2(maximum, sum));
+    }
+  }
+  if (splits == 1) return;
+
+  __threadfence();
+  __syncthreads();
+  u32* arrivals = work.arrivals + item.row * kKvHeads + kv_head;
+  if (threadIdx.x == 0) sums.last = atomicAdd(arrivals, 1u) == splits - 1;
+  __syncthreads();
+  if (!sums.last) return;
+  __threadfence();
+  add_splits(work, item.partial, splits, kv_head, target);
+  if (threadIdx.x == 0) *arrivals = 0;
+}
+
+}  // namespace blink
