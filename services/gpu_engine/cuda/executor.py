@@ -1,0 +1,166 @@
+"""Runs one step of a model: its family's layers as kernel launches on a stream.
+
+Launches depend on the sizes they are made for alone, never on the step's content, so the same calls run a step from
+the host or are captured once for each bucket of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.gpu_engine.cuda.attention_work import AttentionWork
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.cublas_lt import CublasLt
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream
+from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
+from services.gpu_engine.cuda.kernels import Kernels
+from services.gpu_engine.cuda.sampler import Sampler
+from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
+from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.models.config import ModelConfig
+from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
+from services.gpu_engine.models.rope import rotary_frequencies
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Buffers between kernels, [tokens, width] or [rows, width]; bf16, the residual stream and the logits float32."""
+
+    residual: Buffer
+    normed: Buffer
+    qkv: Buffer
+    attended: Buffer
+    delta: Buffer
+    gate_up: Buffer
+    activated: Buffer
+    final: Buffer
+    logits: Buffer
+
+    @classmethod
+    def allocate(cls, geometry: Geometry, limits: StepLimits) -> Activations:
+        config, tokens, rows = geometry.config, limits.tokens, limits.rows
+        half, purpose = BF16_BYTES, "activations of the largest step"
+        return cls(
+            residual=Buffer(4 * tokens * config.hidden, purpose),
+            normed=Buffer(half * tokens * config.hidden, purpose),
+            qkv=Buffer(half * tokens * geometry.qkv_width, purpose),
+            attended=Buffer(half * tokens * config.query_width, purpose),
+            delta=Buffer(half * tokens * config.hidden, purpose),
+            gate_up=Buffer(half * tokens * 2 * config.ffn, purpose),
+            activated=Buffer(half * tokens * config.ffn, purpose),
+            final=Buffer(half * rows * config.hidden, purpose),
+            logits=Buffer(4 * rows * config.vocabulary, "the logits"),
+        )
+
+
+class StepExecutor:
+    """A model with its KV cache, ready to run steps.
+
+    Args:
+        layers: the family's layers of the model.
+        pages: of the KV cache.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        geometry: Geometry,
+        layers: tuple[Layer, ...],
+        weights: DeviceWeights,
+        *,
+        limits: StepLimits,
+        pages: int,
+        compiler: Compiler,
+    ) -> None:
+        self.arrays = StepArrays(limits)
+        self.activations = Activations.allocate(geometry, limits)
+        self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
+        self.kernels = Kernels(device, geometry, compiler, self.arrays, AttentionWork(geometry, limits))
+        self.sampler = Sampler(geometry.config.vocabulary, compiler, self.arrays)
+        self._layers = layers
+        self._weights = weights
+        self._geometry = geometry
+        self._layer_bytes = pages * geometry.layer_page_bytes
+        self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
+        self.blas = CublasLt()
+
+    @property
+    def vocabulary(self) -> int:
+        return self._geometry.config.vocabulary
+
+    def layer_pages(self, layer: int) -> int:
+        """Address of a layer's part of the KV cache."""
+        return self.cache.pointer + layer * self._layer_bytes
+
+    def launch(self, stream: Stream, tokens: int, samples: int) -> None:
+        """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; what it holds is in ``arrays``."""
+        self.kernels.plan_attention(stream)
+        delta: int | None = None  # what the last layer adds to the residual stream; the next norm adds it
+        for layer in self._layers:
+            match layer:
+                case Embedding():
+                    table = self._weights.address(layer.weight)
+                    self.kernels.embedding(stream, tokens, table, self.activations.residual.pointer)
+                case Attention():
+                    delta = self._attention(stream, layer, tokens, delta)
+                case FeedForward():
+                    delta = self._feed_forward(stream, layer, tokens, delta)
+                case Head():
+                    self._head(stream, layer, samples)
+
+    def _attention(self, stream: Stream, layer: Attention, tokens: int, delta: int | None) -> int:
+        config, buffers = self._geometry.config, self.activations
+        qkv, attended, out = buffers.qkv.pointer, buffers.attended.pointer, buffers.delta.pointer
+        pages = self.layer_pages(layer.index)
+        normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
+        self.blas.matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
+        self.kernels.rotary(stream, tokens, qkv, pages, self.turns.pointer)
+        self.kernels.attention(stream, layer.index, qkv, pages, attended)
+        output = self._weights.address(layer.output)
+        self.blas.matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
+        return out
+
+    def _feed_forward(self, stream: Stream, layer: FeedForward, tokens: int, delta: int | None) -> int:
+        config, buffers = self._geometry.config, self.activations
+        gate_up, activated, out = buffers.gate_up.pointer, buffers.activated.pointer, buffers.delta.pointer
+        normed, gate = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.gate)
+        self.blas.matmul(stream, normed, gate, gate_up, m=tokens, n=2 * config.ffn, k=config.hidden)
+        self.kernels.swiglu(stream, tokens, gate_up, activated)
+        down = self._weights.address(layer.down)
+        self.blas.matmul(stream, activated, down, out, m=tokens, n=config.hidden, k=config.ffn)
+        return out
+
+    def _head(self, stream: Stream, layer: Head, samples: int) -> None:
+        buffers = self.activations
+        self.kernels.final_norm(
+            stream,
+            samples,
+            residual=buffers.residual.pointer,
+            delta=buffers.delta.pointer,
+            weight=self._weights.address(layer.norm),
+            out=buffers.final.pointer,
+        )
+        self.logits(stream, layer, samples)
+        self.sampler.sample(stream, samples, buffers.logits.pointer)
+
+    def logits(self, stream: Stream, layer: Head, samples: int) -> None:
+        """Launch the product of the normed rows and the head."""
+        final, logits = self.activations.final.pointer, self.activations.logits.pointer
+        weight, config = self._weights.address(layer.weight), self._geometry.config
+        self.blas.matmul(stream, final, weight, logits, m=samples, n=config.vocabulary, k=config.hidden, fp32_out=True)
+
+    def _norm(self, stream: Stream, tokens: int, norm: TensorSpec, delta: int | None) -> int:
+        buffers, weight = self.activations, self._weights.address(norm)
+        residual, normed = buffers.residual.pointer, buffers.normed.pointer
+        self.kernels.rms_norm(stream, tokens, residual=residual, delta=delta, weight=weight, out=normed)
+        return normed
+
+
+def rotary_table(config: ModelConfig, positions: int) -> NDArray[np.float32]:
+    """(cos, sin) of each position's angles, float32 [positions, head_dim / 2, 2], computed in float64."""
+    frequencies, factor = rotary_frequencies(config)
+    angles = np.arange(positions)[:, None] * frequencies
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32) * np.float32(factor)

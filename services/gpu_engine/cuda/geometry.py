@@ -1,0 +1,71 @@
+"""What the kernels are built for: a model's shape and the size of a KV page, as preprocessor constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gpu_engine.cuda.errors import UnsupportedGeometryError
+from services.gpu_engine.models.config import ModelConfig
+
+HEAD_DIMS = (64, 128)
+MAX_GROUP = 8  # query heads that share a KV head
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A model's shape with the page size of its KV cache.
+
+    The cache is [layer][page][key, value][kv_head][page_size][head_dim] in bf16: one head's keys of a page are
+    contiguous, so decode reads long runs, and a page is one box for a bulk copy.
+
+    Raises:
+        UnsupportedGeometryError: naming the number that the kernels don't support.
+    """
+
+    config: ModelConfig
+    page_size: int = 16
+
+    def __post_init__(self) -> None:
+        config = self.config
+        group = config.heads // config.kv_heads
+        checks = (
+            ("head_dim", config.head_dim, config.head_dim in HEAD_DIMS, f"one of {HEAD_DIMS}"),
+            ("heads per KV head", group, 1 <= group <= MAX_GROUP, f"1 to {MAX_GROUP}"),
+            ("hidden", config.hidden, config.hidden % 8 == 0, "a multiple of 8"),
+            ("ffn", config.ffn, config.ffn % 8 == 0, "a multiple of 8"),
+            ("page_size", self.page_size, self.page_size in (16, 32, 64, 128), "16, 32, 64 or 128"),
+        )
+        for name, value, good, limit in checks:
+            if not good:
+                raise UnsupportedGeometryError(f"{name} is {value}, the CUDA kernels support {limit}")
+
+    @property
+    def group(self) -> int:
+        return self.config.heads // self.config.kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the fused projection: queries, keys, values."""
+        return self.config.query_width + 2 * self.config.kv_width
+
+    @property
+    def layer_page_bytes(self) -> int:
+        """Bytes of one page of one layer."""
+        return 2 * self.config.kv_width * self.page_size * BF16_BYTES
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self.config.layers * self.layer_page_bytes
+
+    def defines(self) -> dict[str, int]:
+        config = self.config
+        return {
+            "BLINK_HIDDEN": config.hidden,
+            "BLINK_FFN": config.ffn,
+            "BLINK_HEADS": config.heads,
+            "BLINK_KV_HEADS": config.kv_heads,
+            "BLINK_HEAD_DIM": config.head_dim,
+            "BLINK_PAGE_SIZE": self.page_size,
+        }

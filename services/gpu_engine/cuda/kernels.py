@@ -1,0 +1,92 @@
+"""The kernels of one geometry, as launches with named arguments. Each kernel's source says what it computes."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_uint32
+
+from services.gpu_engine.cuda.attention_work import AttentionWork
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
+from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.step_arrays import StepArrays
+
+SOURCES = (
+    "attention.cu",
+    "embedding.cu",
+    "plan_attention.cu",
+    "rms_norm.cu",
+    "rotary.cu",
+    "swiglu.cu",
+)
+ATTENTION_BLOCK = 128
+SWIGLU_BLOCK = 256
+
+
+class Kernels:
+    """Loads the kernels; the arrays that all of them read are bound once.
+
+    Addresses are of device memory. ``tokens`` and ``samples`` are what a launch is made for; the step's own counts,
+    in device memory, say how many are there.
+    """
+
+    def __init__(
+        self, device: Device, geometry: Geometry, compiler: Compiler, arrays: StepArrays, work: AttentionWork
+    ) -> None:
+        module = Module(compiler.build(SOURCES, geometry.defines()))
+        self._geometry = geometry
+        self._memory = arrays, work  # the launches hold addresses alone
+        self._step, self._work = arrays.as_argument(), work.as_argument()
+        self._token_row = pointer(arrays.token_row)
+        self._embedding = module.kernel("embedding")
+        self._plan = module.kernel("plan_attention")
+        self._rms_norm = module.kernel("rms_norm")
+        self._add_rms_norm = module.kernel("add_rms_norm")
+        self._final_norm = module.kernel("final_norm")
+        self._rotary = module.kernel("rotary")
+        self._attention = module.kernel("attention")
+        self._swiglu = module.kernel("swiglu")
+        self._shared = int(module.constant("attention_shared_bytes"))
+        self._attention.allow_shared(self._shared)
+        resident = self._attention.blocks_per_multiprocessor(ATTENTION_BLOCK, self._shared)
+        self._attention_grid = device.multiprocessors * resident
+
+    def embedding(self, stream: Stream, tokens: int, table: int, residual: int) -> None:
+        self._embedding.launch(stream, (tokens, 1, 1), 128, (self._step, pointer(table), pointer(residual)))
+
+    def plan_attention(self, stream: Stream) -> None:
+        layers = c_uint32(self._geometry.config.layers)
+        self._plan.launch(stream, (1, 1, 1), 512, (self._step, self._work, self._token_row, layers))
+
+    def rms_norm(self, stream: Stream, tokens: int, *, residual: int, delta: int | None, weight: int, out: int) -> None:
+        """With ``delta``, residual += delta comes first."""
+        tail = (pointer(weight), pointer(out), c_float(self._geometry.config.norm_eps))
+        if delta is None:
+            self._rms_norm.launch(stream, (tokens, 1, 1), 256, (self._step, pointer(residual), *tail))
+        else:
+            head = (self._step, pointer(residual), pointer(delta))
+            self._add_rms_norm.launch(stream, (tokens, 1, 1), 256, (*head, *tail))
+
+    def final_norm(self, stream: Stream, samples: int, *, residual: int, delta: int, weight: int, out: int) -> None:
+        arguments = (self._step, pointer(residual), pointer(delta), pointer(weight), pointer(out))
+        eps = c_float(self._geometry.config.norm_eps)
+        self._final_norm.launch(stream, (samples, 1, 1), 256, (*arguments, eps))
+
+    def rotary(self, stream: Stream, tokens: int, qkv: int, layer_pages: int, table: int) -> None:
+        arguments = (self._step, pointer(qkv), pointer(layer_pages), pointer(table))
+        self._rotary.launch(stream, (tokens, 1, 1), 256, arguments)
+
+    def attention(self, stream: Stream, layer: int, qkv: int, layer_pages: int, out: int) -> None:
+        head_dim = self._geometry.config.head_dim
+        scale = c_float(head_dim**-0.5 * 1.4426950408889634)  # scores in powers of two: exp(x) = 2^(x log2 e)
+        self._attention.launch(
+            stream,
+            (self._attention_grid, 1, 1),
+            ATTENTION_BLOCK,
+            (self._step, self._work, c_uint32(layer), pointer(qkv), pointer(layer_pages), pointer(out), scale),
+            self._shared,
+        )
+
+    def swiglu(self, stream: Stream, tokens: int, gate_up: int, out: int) -> None:
+        chunks = -(-self._geometry.config.ffn // (8 * SWIGLU_BLOCK))
+        arguments = (self._step, pointer(gate_up), pointer(out))
+        self._swiglu.launch(stream, (chunks, tokens, 1), SWIGLU_BLOCK, arguments)

@@ -1,0 +1,37 @@
+"""Sampling on the device: kernels/sampling.cu with its scratch memory."""
+
+from __future__ import annotations
+
+import ctypes
+
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Buffer, Module, Stream, pointer
+from services.gpu_engine.cuda.step_arrays import StepArrays
+
+SAMPLE_BLOCK = 1024
+
+
+class CSampleResult(ctypes.Structure):
+    """``blink::SampleResult``."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("tokens", "logprobs", "top_tokens", "top_logprobs"))
+
+
+class Sampler:
+    """Samples the rows of ``arrays``, and writes its results there."""
+
+    def __init__(self, vocabulary: int, compiler: Compiler, arrays: StepArrays) -> None:
+        module = Module(compiler.build(("sampling.cu",), {"BLINK_VOCABULARY": vocabulary}))
+        self._sample = module.kernel("sample")
+        self.marks = Buffer(4 * arrays.limits.rows * vocabulary, "scratch memory of penalties")
+        self.marks.fill(0)
+        self._memory = arrays  # the launches hold addresses alone
+        self._step = arrays.as_argument()
+        self._inputs = pointer(arrays.sampling), pointer(arrays.history)
+        results = (arrays.tokens, arrays.logprobs, arrays.top_tokens, arrays.top_logprobs)
+        self._result = CSampleResult(*(buffer.pointer for buffer in results))
+
+    def sample(self, stream: Stream, samples: int, logits: int) -> None:
+        """Launch for at most ``samples`` rows of float32 logits [samples, vocabulary]."""
+        arguments = (self._step, *self._inputs, pointer(logits), pointer(self.marks), self._result)
+        self._sample.launch(stream, (samples, 1, 1), SAMPLE_BLOCK, arguments)
