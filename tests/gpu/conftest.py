@@ -1,0 +1,54 @@
+"""Tests that run the kernels on a GPU. Without one they are skipped, and say so."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from services.gpu_engine.cuda.compiler import Compiler
+    from services.gpu_engine.cuda.driver import Device, Stream
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    from services.gpu_engine.cuda.driver import Device  # noqa: PLC0415 (needs the extra blink[cuda])
+    from services.gpu_engine.cuda.errors import CudaUnavailableError  # noqa: PLC0415
+
+    try:
+        return Device()
+    except CudaUnavailableError as error:
+        pytest.skip(f"needs a CUDA GPU: {error}")
+
+
+@pytest.fixture(scope="session")
+def stream(device: Device) -> Stream:
+    from services.gpu_engine.cuda.driver import Stream  # noqa: PLC0415
+
+    return Stream()
+
+
+@pytest.fixture(scope="session")
+def compiler(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    from services.gpu_engine.cuda.compiler import Compiler  # noqa: PLC0415
+
+    return Compiler(device.arch, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh random inputs in every run; the seed is printed beside a failure."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)

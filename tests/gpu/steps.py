@@ -1,0 +1,153 @@
+"""Random ragged steps, and a bench that holds one geometry's kernels with poisoned buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.gpu_engine.cuda.attention_work import AttentionWork
+from services.gpu_engine.cuda.bfloat16 import from_bfloat16, to_bfloat16
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Buffer, Device
+from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.kernels import Kernels
+from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
+from services.gpu_engine.models.config import ModelConfig
+
+Floats = NDArray[np.float64]
+Rows = Sequence[tuple[int, int]]
+"""(tokens already in the KV cache, tokens of this step) of each row."""
+
+POISON = 0xFF  # NaN in bf16 and in float32
+
+
+def config(**changes: Any) -> ModelConfig:
+    """A small Llama with some numbers changed."""
+    values: dict[str, Any] = {
+        "architecture": "llama",
+        "layers": 2,
+        "hidden": 256,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "ffn": 320,
+        "vocabulary": 512,
+        "context": 4096,
+        "norm_eps": 1e-5,
+        "rope_base": 10000.0,
+        "rope_scaling": None,
+        "tied_embeddings": False,
+        "eos_ids": (0,),
+    }
+    return ModelConfig(**(values | changes))
+
+
+def sampling_rows(count: int, **values: Any) -> NDArray[np.void]:
+    """RowSampling with neutral values, changed by ``values`` (scalars or one for each row)."""
+    sampling = np.zeros(count, ROW_SAMPLING)
+    neutral = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "history_length": 1}
+    for name, value in (neutral | values).items():
+        sampling[name] = value
+    return sampling
+
+
+def as_array(values: Any) -> NDArray[np.int32]:
+    return np.asarray(values, np.int32)
+
+
+def ragged_step(
+    rng: np.random.Generator, rows: Rows, *, vocabulary: int, page_size: int, pages: int, lines: int, width: int
+) -> HostStep:
+    """A step of these rows with random tokens, lines and pages; every row is sampled."""
+    tokens = sum(count for _, count in rows)
+    lengths = [computed + count for computed, count in rows]
+    free = rng.permutation(pages)
+    table = np.full((lines, width), -1, np.int32)
+    sequence = rng.permutation(lines)[: len(rows)]
+    for line, length in zip(sequence, lengths, strict=True):
+        count = -(-length // page_size)
+        table[line, :count], free = free[:count], free[count:]
+    return HostStep(
+        token_ids=as_array(rng.integers(0, vocabulary, tokens)),
+        positions=as_array(np.concatenate([np.arange(done, done + count) for done, count in rows])),
+        row_start=as_array(np.cumsum([0, *(count for _, count in rows)])),
+        kv_length=as_array(lengths),
+        sequence=as_array(sequence),
+        page_table=table,
+        sample_row=as_array(np.arange(len(rows))),
+        sampling=sampling_rows(len(rows), temperature=0.0),
+        history=np.zeros(1, np.uint32),
+    )
+
+
+class KernelBench:
+    """One geometry's kernels over a step of given rows."""
+
+    def __init__(
+        self, device: Device, compiler: Compiler, rng: np.random.Generator, rows: Rows, **changes: Any
+    ) -> None:
+        page_size = changes.pop("page_size", 16)
+        self.rng, self.rows = rng, rows
+        self.config = config(**changes)
+        self.geometry = Geometry(self.config, page_size)
+        self.tokens = sum(count for _, count in rows)
+        width = -(-max(sum(row) for row in rows) // page_size) + 1
+        self.pages = sum(-(-sum(row) // page_size) for row in rows) + 3
+        lines = len(rows) + 2
+        self.limits = StepLimits(self.tokens + 5, lines, width, 1)
+        self.arrays = StepArrays(self.limits)
+        self.arrays.token_row.fill(POISON)
+        self.work = AttentionWork(self.geometry, self.limits)
+        for buffer in (self.work.partial_out, self.work.partial_ml, self.work.tiles, self.work.splits):
+            buffer.fill(POISON)
+        self.kernels = Kernels(device, self.geometry, compiler, self.arrays, self.work)
+        self.step = ragged_step(
+            rng,
+            rows,
+            vocabulary=self.config.vocabulary,
+            page_size=page_size,
+            pages=self.pages,
+            lines=lines,
+            width=width,
+        )
+        self.arrays.upload(self.step)
+
+    def random(self, *shape: int, scale: float = 1.0) -> tuple[Buffer, Floats]:
+        """A bf16 buffer of normal values, and the values that it holds."""
+        bits = to_bfloat16((self.rng.standard_normal(shape) * scale).astype(np.float32))
+        return Buffer.of(bits), from_bfloat16(bits).astype(np.float64)
+
+    def random_cache(self) -> tuple[Buffer, Floats]:
+        """One layer's pages: random where a row's earlier or present tokens lie, poison elsewhere.
+
+        Returns:
+            The buffer, and float64 [pages, 2, kv_heads, page_size, head_dim].
+        """
+        model, size = self.config, self.geometry.page_size
+        shape = (self.pages, 2, model.kv_heads, size, model.head_dim)
+        bits = to_bfloat16(self.rng.standard_normal(shape).astype(np.float32))
+        used = np.zeros((self.pages, size), bool)
+        for row, (computed, count) in enumerate(self.rows):
+            positions = np.arange(computed + count)
+            line = self.step.page_table[self.step.sequence[row]]
+            used[line[positions // size], positions % size] = True
+        bits[np.broadcast_to(~used[:, None, None, :, None], shape)] = 0xFFFF
+        return Buffer.of(bits), from_bfloat16(bits).astype(np.float64)
+
+
+def poisoned(nbytes: int) -> Buffer:
+    buffer = Buffer(nbytes)
+    buffer.fill(POISON)
+    return buffer
+
+
+def bfloat16_of(buffer: Buffer, *shape: int) -> Floats:
+    return from_bfloat16(buffer.download(np.uint16, shape)).astype(np.float64)
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """||found - expected|| / ||expected||; NaN when anything is NaN."""
+    return float(np.linalg.norm(np.asarray(found, np.float64) - expected) / np.linalg.norm(expected))

@@ -1,0 +1,143 @@
+"""Paged attention over ragged mixes against float64 NumPy, and its independence of the batch."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Device, Stream
+from tests.gpu.steps import Floats, KernelBench, Rows, bfloat16_of, poisoned, relative_error
+
+BF16_ERROR = 6e-3
+MIXES: list[Rows] = [
+    [(0, 1)],
+    [(14, 1), (15, 1), (16, 1), (254, 1), (255, 1), (256, 1), (1000, 1)],
+    [(0, 2), (0, 63), (0, 64), (0, 65), (1, 15)],
+    [(0, 1), (0, 200), (700, 1), (33, 100), (511, 2), (640, 64), (3000, 1)],
+]
+SHAPES = [(4, 4, 64), (9, 3, 64), (8, 2, 128), (16, 2, 64), (8, 1, 128), (4, 4, 128)]
+
+
+def attend(bench: KernelBench, queries: Floats, cache: Floats) -> Floats:
+    """softmax(q k / sqrt(d)) v of every token over its row's earlier tokens and itself, [tokens, heads, head_dim]."""
+    model, size, step = bench.config, bench.geometry.page_size, bench.step
+    out = np.empty((bench.tokens, model.heads, model.head_dim))
+    for row, (computed, count) in enumerate(bench.rows):
+        positions = np.arange(computed + count)
+        pages = step.page_table[step.sequence[row], positions // size]
+        keys, values = (cache[pages, which, :, positions % size] for which in (0, 1))
+        start = step.row_start[row]
+        visible = positions[None, :] <= (computed + np.arange(count))[:, None]
+        for head in range(model.heads):
+            kv = head // bench.geometry.group
+            scores = queries[start : start + count, head] @ keys[:, kv].T / np.sqrt(model.head_dim)
+            scores = np.where(visible, scores, -np.inf)
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            out[start : start + count, head] = weights @ values[:, kv] / weights.sum(1, keepdims=True)
+    return out
+
+
+def run(bench: KernelBench, stream: Stream, qkv: int, pages: int, layer: int = 0) -> Floats:
+    model = bench.config
+    out = poisoned(2 * bench.tokens * model.query_width)
+    bench.kernels.plan_attention(stream)
+    bench.kernels.attention(stream, layer, qkv, pages, out.pointer)
+    return bfloat16_of(out, bench.tokens, model.heads, model.head_dim)
+
+
+@pytest.mark.parametrize("rows", MIXES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_attention_of_a_ragged_step(
+    device: Device,
+    stream: Stream,
+    compiler: Compiler,
+    rng: np.random.Generator,
+    rows: Rows,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+) -> None:
+    bench = KernelBench(
+        device, compiler, rng, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size
+    )
+    qkv, fused = bench.random(bench.tokens, bench.geometry.qkv_width, scale=2.0)
+    pages, cache = bench.random_cache()
+    queries = fused[:, : bench.config.query_width].reshape(bench.tokens, heads, head_dim)
+    expected = attend(bench, queries, cache)
+    for layer in (1, 0, 1):  # again: the arrival counters and tickets must be back at zero
+        found = run(bench, stream, qkv.pointer, pages.pointer, layer)
+        for token in range(bench.tokens):
+            assert relative_error(found[token], expected[token]) < BF16_ERROR, f"token {token} of {rows}"
+
+
+@pytest.mark.parametrize("rows", [[(131071, 1)], [(16384, 1), (40000, 1), (20, 1)], [(32000, 70), (16383, 1)]])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_over_the_longest_contexts(
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator, rows: Rows, head_dim: int
+) -> None:
+    bench = KernelBench(device, compiler, rng, rows, heads=4, kv_heads=1, head_dim=head_dim)
+    qkv, fused = bench.random(bench.tokens, bench.geometry.qkv_width, scale=4.0)
+    pages, cache = bench.random_cache()
+    expected = attend(bench, fused[:, : 4 * head_dim].reshape(bench.tokens, 4, head_dim), cache)
+    assert relative_error(run(bench, stream, qkv.pointer, pages.pointer), expected) < BF16_ERROR
+
+
+def test_a_step_of_many_rows(device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator) -> None:
+    rows = [(int(done), int(rng.choice([1, 3], p=[0.8, 0.2]))) for done in rng.integers(0, 90, 1500)]
+    bench = KernelBench(device, compiler, rng, rows, heads=4, kv_heads=2, head_dim=64)
+    qkv, fused = bench.random(bench.tokens, bench.geometry.qkv_width)
+    pages, cache = bench.random_cache()
+    expected = attend(bench, fused[:, :256].reshape(bench.tokens, 4, 64), cache)
+    assert relative_error(run(bench, stream, qkv.pointer, pages.pointer), expected) < BF16_ERROR
+
+
+def test_kernels_keep_the_memory_that_they_point_to(
+    device: Device, compiler: Compiler, rng: np.random.Generator
+) -> None:
+    bench = KernelBench(device, compiler, rng, [(0, 1)])
+    kept = weakref.ref(bench.work), weakref.ref(bench.arrays)
+    del bench.work, bench.arrays
+    gc.collect()
+    assert all(reference() for reference in kept)
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator
+) -> None:
+    rows = [(0, 100), (3000, 1), (5, 1), (700, 64), (20000, 1)]
+    bench = KernelBench(device, compiler, rng, rows, heads=8, kv_heads=2, head_dim=128)
+    qkv, _ = bench.random(bench.tokens, bench.geometry.qkv_width)
+    pages, _ = bench.random_cache()
+    together = run(bench, stream, qkv.pointer, pages.pointer)
+    step, width = bench.step, bench.geometry.qkv_width
+    for row, (_, count) in enumerate(rows):
+        start = int(step.row_start[row])
+        bench.arrays.counts.upload(np.array([count, 1, 1], np.uint32))
+        bench.arrays.row_start.upload(np.array([0, count], np.int32))
+        bench.arrays.kv_length.upload(step.kv_length[row : row + 1])
+        bench.arrays.sequence.upload(step.sequence[row : row + 1])
+        alone = run(bench, stream, qkv.pointer + 2 * start * width, pages.pointer)[:count]
+        np.testing.assert_array_equal(alone, together[start : start + count], f"row {row}")
+
+
+def test_a_prompt_has_the_same_bits_whole_and_in_chunks(
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator
+) -> None:
+    bench = KernelBench(device, compiler, rng, [(0, 300)], heads=8, kv_heads=2, head_dim=128)
+    qkv, _ = bench.random(300, bench.geometry.qkv_width)
+    pages, _ = bench.random_cache()
+    whole = run(bench, stream, qkv.pointer, pages.pointer)
+    for start, end in ((0, 70), (70, 72), (72, 300)):
+        bench.arrays.counts.upload(np.array([end - start, 1, 1], np.uint32))
+        bench.arrays.row_start.upload(np.array([0, end - start], np.int32))
+        bench.arrays.kv_length.upload(np.array([end], np.int32))
+        chunk = run(bench, stream, qkv.pointer + 2 * start * bench.geometry.qkv_width, pages.pointer)
+        np.testing.assert_array_equal(chunk[: end - start], whole[start:end])

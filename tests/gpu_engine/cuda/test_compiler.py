@@ -1,0 +1,90 @@
+"""Every kernel compiles and links for Hopper without a GPU, and builds are cached by what they are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[cuda]")
+
+from services.gpu_engine.cuda import compiler
+from services.gpu_engine.cuda.compiler import KERNELS, Compiler
+from services.gpu_engine.cuda.errors import KernelBuildError
+from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.kernels import SOURCES
+from tests.gpu.steps import config
+
+GEOMETRIES = {
+    "SmolLM2-135M": Geometry(config(hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, vocabulary=49152)),
+    "Llama-3-8B": Geometry(config(hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocabulary=128256)),
+    "group of 8, page of 128": Geometry(config(hidden=5120, heads=64, kv_heads=8, head_dim=128), page_size=128),
+    "group of 1, odd vocabulary": Geometry(config(heads=4, kv_heads=4, head_dim=64, vocabulary=32003)),
+}
+
+
+ENTRY = re.compile(r'extern "C" __global__ void\s*(?:__launch_bounds__\([^)]*\))?\s*(\w+)\(')
+
+
+def build(geometry: Geometry, sources: Sequence[str], arch: str = "sm_90a") -> bytes:
+    """The cubin, with each source's entry points looked for in it."""
+    defines = geometry.defines() | {"BLINK_VOCABULARY": geometry.config.vocabulary}
+    cubin = Compiler(arch).build(sources, defines)
+    for source in sources:
+        entries = ENTRY.findall((KERNELS / source).read_text())
+        assert entries
+        assert all(b".text." + entry.encode() + b"\0" in cubin for entry in entries)
+    return cubin
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_every_model_kernel_compiles_for_hopper(geometry: Geometry) -> None:
+    build(geometry, SOURCES)
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "group of 1, odd vocabulary"])
+def test_sampling_compiles_for_hopper(name: str) -> None:
+    build(GEOMETRIES[name], ["sampling.cu"])
+
+
+def test_no_kernel_is_left_out() -> None:
+    assert {*SOURCES, "sampling.cu"} == {path.name for path in KERNELS.glob("*.cu")}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
+def test_older_architectures_compile_too(arch: str) -> None:
+    build(GEOMETRIES["Llama-3-8B"], ["attention.cu", "rms_norm.cu"], arch)
+
+
+def test_a_build_is_cached_until_a_header_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, cache = tmp_path / "kernels", tmp_path / "cache"
+    kernels.mkdir()
+    (kernels / "two.cuh").write_text("#pragma once\n#define TWO 2\n")
+    source = '#include "two.cuh"\nextern "C" __global__ void twice(int* x) { *x *= TWO * SCALE; }\n'
+    (kernels / "twice.cu").write_text(source)
+    monkeypatch.setattr(compiler, "KERNELS", kernels)
+    first = Compiler("sm_90a", cache).build(["twice.cu"], {"SCALE": 1})
+    (built,) = cache.iterdir()
+    built.write_bytes(b"from the cache")
+    assert Compiler("sm_90a", cache).build(["twice.cu"], {"SCALE": 1}) == b"from the cache"
+    assert Compiler("sm_90a", cache).build(["twice.cu"], {"SCALE": 3}) != first
+    (kernels / "two.cuh").write_text("#pragma once\n#define TWO 4\n")
+    assert Compiler("sm_90a", cache).build(["twice.cu"], {"SCALE": 1}) != first
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_errors_name_the_source_and_hold_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.cu").write_text("__global__ void broken() { undeclared(); }\n")
+    (tmp_path / "lost.cu").write_text('#include "nowhere.cuh"\n')
+    (tmp_path / "loose.cu").write_text(
+        'extern "C" __device__ int absent();\n__global__ void f(int* x) { *x = absent(); }'
+    )
+    monkeypatch.setattr(compiler, "KERNELS", tmp_path)
+    with pytest.raises(KernelBuildError, match=r"(?s)broken\.cu does not compile.*undeclared"):
+        Compiler("sm_90a").build(["broken.cu"], {})
+    with pytest.raises(KernelBuildError, match=r"lost\.cu includes nowhere\.cuh"):
+        Compiler("sm_90a").build(["lost.cu"], {})
+    with pytest.raises(KernelBuildError, match=r"(?s)do not link.*absent"):
+        Compiler("sm_90a").build(["loose.cu"], {})
