@@ -1,0 +1,304 @@
+"""Each kernel of a step at Llama-3-8B geometry, against what the card can do: ``python -m bench.gpu_kernels``.
+
+Random weights, bf16. Decode at batch 1, 32, 128 and 256 over 192 tokens of context (128 of prompt, half of 128
+generated), and the prefill of 2,048 tokens. A kernel is timed over all layers in one graph, so weights and pages come
+from memory and not from the cache; the whole step is one graph too. Medians. A fraction is of whichever bound is
+nearer: bytes that must move over the bandwidth, or operations over the tensor cores' rate, both as measured on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.gpu_engine.cuda.bfloat16 import to_bfloat16
+from services.gpu_engine.cuda.compiler import Compiler, default_cache
+from services.gpu_engine.cuda.driver import Device, Stream, Timer
+from services.gpu_engine.cuda.executor import StepExecutor
+from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepLimits
+from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.models.checkpoint import Progress
+from services.gpu_engine.models.config import ModelConfig
+from services.gpu_engine.models.family import Attention, FeedForward, Head, Layer, TensorSpec, tensors_of
+from services.gpu_engine.models.llama import llama
+from services.gpu_engine.models.tensors import StoredTensor, TensorType
+
+BYTES_PER_SECOND = 4.4e12
+OPERATIONS_PER_SECOND = 790e12
+CONTEXT = 192
+TOKENS, ROWS, PAGES_PER_SEQUENCE = 2048, 256, 128
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "top_k 50": {"temperature": 0.8, "top_k": 50},
+    "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "greedy with logprobs": {"temperature": 0.0, "logprobs": 1},
+    "20 alternatives": {"temperature": 0.0, "top_logprobs": 20},
+}
+LLAMA_3_8B = ModelConfig(
+    architecture="llama",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn=14336,
+    vocabulary=128256,
+    context=8192,
+    norm_eps=1e-5,
+    rope_base=500000.0,
+    rope_scaling=None,
+    tied_embeddings=False,
+    eos_ids=(128001,),
+)
+
+
+class RandomWeights:
+    """Normal weights of a model, cut from one random pool."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.layers: tuple[Layer, ...] = llama(config)
+        self._rng = np.random.default_rng()
+        largest = max(int(np.prod(spec.shape)) for spec in tensors_of(self.layers))
+        tile = to_bfloat16(self._rng.standard_normal(1 << 24).astype(np.float32) * np.float32(0.02))
+        self._pool = np.tile(tile, largest // tile.size + 2)
+
+    def tensors(self, progress: Progress | None = None) -> Iterator[tuple[TensorSpec, StoredTensor]]:
+        for spec in tensors_of(self.layers):
+            rows, columns = (1, *spec.shape)[-2:]
+            start = int(self._rng.integers(0, 1 << 24))
+            data = self._pool[start : start + rows * columns].reshape(rows, columns).view(np.uint8)
+            yield spec, StoredTensor(spec.shape, TensorType.BF16, data)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one launch must do at least: bytes moved, floating-point operations."""
+
+    moved: float
+    operations: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """Seconds."""
+        return max(self.moved / BYTES_PER_SECOND, self.operations / OPERATIONS_PER_SECOND)
+
+
+def greedy(rows: int) -> NDArray[np.void]:
+    sampling = np.zeros(rows, ROW_SAMPLING)
+    sampling["top_p"] = sampling["repetition_penalty"] = 1.0
+    return sampling
+
+
+Timed = tuple[str, int, Callable[[], None], Cost]
+
+
+class Bench:
+    """A random Llama-3-8B and the timing of its parts."""
+
+    def __init__(self) -> None:
+        self.device, self.stream = Device(), Stream()
+        self.geometry = Geometry(LLAMA_3_8B)
+        source = RandomWeights(LLAMA_3_8B)
+        self.layers = source.layers
+        self.weights = DeviceWeights(source)
+        limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE, 1)
+        self.pages = 8192
+        compiler = Compiler(self.device.arch, default_cache())
+        self.executor = StepExecutor(
+            self.device, self.geometry, self.layers, self.weights, limits=limits, pages=self.pages, compiler=compiler
+        )
+        pages = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
+        for offset in range(0, self.executor.cache.nbytes, pages.nbytes):
+            self.executor.cache.upload(pages[: (self.executor.cache.nbytes - offset) // 2], offset)
+        self.timer = Timer(self.stream)
+
+    def step(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Upload a step of (tokens in the cache, tokens of this step) rows; the last token of each is sampled."""
+        rng = np.random.default_rng()
+        table = np.zeros((ROWS, PAGES_PER_SEQUENCE), np.int32)
+        free = rng.permutation(self.pages)
+        for line, (computed, count) in enumerate(rows):
+            needed = -(-(computed + count) // self.geometry.page_size)
+            table[line, :needed], free = free[:needed], free[needed:]
+        counts = [count for _, count in rows]
+        self.executor.arrays.upload(
+            HostStep(
+                token_ids=rng.integers(0, LLAMA_3_8B.vocabulary, sum(counts)).astype(np.int32),
+                positions=np.concatenate([np.arange(a, a + n) for a, n in rows]).astype(np.int32),
+                row_start=np.cumsum([0, *counts]).astype(np.int32),
+                kv_length=np.array([a + n for a, n in rows], np.int32),
+                sequence=np.arange(len(rows), dtype=np.int32),
+                page_table=table,
+                sample_row=np.arange(len(rows), dtype=np.int32),
+                sampling=greedy(len(rows)),
+                history=np.zeros(1, np.uint32),
+            )
+        )
+
+    def seconds(self, launch: Callable[[], None], repeats: int = 20) -> float:
+        """Median time of one replay of what ``launch`` launches."""
+        launch()
+        self.stream.synchronize()
+        with self.stream.capture() as graphs:
+            launch()
+        times = []
+        for _ in range(repeats + 3):
+            self.timer.start()
+            graphs[0].launch(self.stream)
+            times.append(self.timer.stop())
+        return statistics.median(times[3:])
+
+    def kernels(self, rows: Sequence[tuple[int, int]]) -> Iterator[Timed]:
+        """(name, launches, all of them, cost of one) for each kernel of the step."""
+        config, stream, executor = LLAMA_3_8B, self.stream, self.executor
+        buffers, kernels, weights = executor.activations, executor.kernels, self.weights
+        attention = [layer for layer in self.layers if isinstance(layer, Attention)]
+        feed_forward = [layer for layer in self.layers if isinstance(layer, FeedForward)]
+        head = next(layer for layer in self.layers if isinstance(layer, Head))
+        tokens, samples = sum(n for _, n in rows), len(rows)
+        residual, normed, delta = buffers.residual.pointer, buffers.normed.pointer, buffers.delta.pointer
+        qkv, attended = buffers.qkv.pointer, buffers.attended.pointer
+        gate_up, activated, final = buffers.gate_up.pointer, buffers.activated.pointer, buffers.final.pointer
+        width, hidden, ffn, query = self.geometry.qkv_width, config.hidden, config.ffn, config.query_width
+        pages = [executor.layer_pages(layer.index) for layer in attention]
+        keys = sum(a + n for a, n in rows)
+        pairs = sum(n * a + n * (n + 1) / 2 for a, n in rows)  # (query, visible key)
+
+        def product(name: str, x: int, out: int, specs: list[TensorSpec], n: int, k: int) -> Timed:
+            def launch() -> None:
+                for spec in specs:
+                    executor.blas.matmul(stream, x, weights.address(spec), out, m=tokens, n=n, k=k)
+
+            return name, len(specs), launch, Cost(2 * (n * k + tokens * (n + k)), 2 * tokens * n * k)
+
+        def each(count: int, launch: Callable[[int], None]) -> tuple[int, Callable[[], None]]:
+            def launch_all() -> None:
+                for i in range(count):
+                    launch(i)
+
+            return count, launch_all
+
+        norms = [weights.address(spec) for spec in (*(a.norm for a in attention), *(f.norm for f in feed_forward))]
+        yield "plan_attention", 1, lambda: kernels.plan_attention(stream), Cost(4 * (tokens + 3 * samples))
+        yield (
+            "add_rms_norm",
+            *each(
+                64,
+                lambda i: kernels.rms_norm(stream, tokens, residual=residual, delta=delta, weight=norms[i], out=normed),
+            ),
+            Cost(12 * tokens * hidden + 2 * hidden),
+        )
+        yield product("qkv product", normed, qkv, [layer.query for layer in attention], width, hidden)
+        yield (
+            "rotary + KV write",
+            *each(32, lambda i: kernels.rotary(stream, tokens, qkv, pages[i], executor.turns.pointer)),
+            Cost(4 * tokens * width),
+        )
+
+        def attend() -> None:
+            kernels.plan_attention(stream)  # resets the layers' tickets
+            for i, layer_pages in enumerate(pages):
+                kernels.attention(stream, i, qkv, layer_pages, attended)
+
+        yield (
+            "attention",
+            len(pages),
+            attend,
+            Cost(4 * keys * config.kv_width + 4 * tokens * query, 4 * pairs * query),
+        )
+        yield product("output product", attended, delta, [layer.output for layer in attention], hidden, query)
+        yield product("gate-up product", normed, gate_up, [layer.gate for layer in feed_forward], 2 * ffn, hidden)
+        yield (
+            "swiglu",
+            *each(32, lambda i: kernels.swiglu(stream, tokens, gate_up, activated)),
+            Cost(6 * tokens * ffn),
+        )
+        yield product("down product", activated, delta, [layer.down for layer in feed_forward], hidden, ffn)
+        yield (
+            "final_norm",
+            *each(
+                1,
+                lambda _: kernels.final_norm(
+                    stream, samples, residual=residual, delta=delta, weight=norms[0], out=final
+                ),
+            ),
+            Cost(8 * samples * hidden),
+        )
+        yield (
+            "sample",
+            *each(1, lambda _: executor.sampler.sample(stream, samples, buffers.logits.pointer)),
+            Cost(4 * samples * config.vocabulary),
+        )
+        yield (
+            "logits product",
+            *each(1, lambda _: executor.logits(stream, head, samples)),
+            Cost(
+                2 * config.vocabulary * hidden + samples * (2 * hidden + 4 * config.vocabulary),
+                2 * samples * config.vocabulary * hidden,
+            ),
+        )
+
+    def sampling(self, rows: int) -> None:
+        """Time sampling alone, with the parameters that change how much of the vocabulary it reads."""
+        rng = np.random.default_rng()
+        logits = self.executor.activations.logits
+        logits.upload((rng.standard_normal((rows, LLAMA_3_8B.vocabulary)) * 3).astype(np.float32))
+        self.executor.arrays.counts.upload(np.array([rows, rows, rows], np.uint32))
+        times = []
+        for parameters in SAMPLING.values():
+            sampling = greedy(rows)
+            for name, value in parameters.items():
+                sampling[name] = value
+            sampling["seed"] = rng.integers(0, 1 << 62, rows)
+            self.executor.arrays.sampling.upload(sampling)
+            times.append(self.seconds(lambda: self.executor.sampler.sample(self.stream, rows, logits.pointer)))
+        print(
+            f"sampling of {rows:3} rows, us: "
+            + ", ".join(f"{name} {each * 1e6:.1f}" for name, each in zip(SAMPLING, times, strict=True))
+        )
+
+    def report(self, name: str, rows: Sequence[tuple[int, int]]) -> None:
+        self.step(rows)
+        tokens, samples = sum(n for _, n in rows), len(rows)
+        step = self.seconds(lambda: self.executor.launch(self.stream, tokens, samples))
+        print(f"\n{name}: step {step * 1e3:.3f} ms")
+        print(
+            f"{'kernel':20} {'launches':>8} {'us':>8} {'MB':>9} {'TB/s':>6} {'TFLOP/s':>8}"
+            f" {'of bound':>9} {'ms/step':>8}"
+        )
+        total = floor = 0.0
+        for kernel, launches, launch, cost in self.kernels(rows):
+            each = self.seconds(launch) / launches
+            total, floor = total + each * launches, floor + cost.floor * launches
+            print(
+                f"{kernel:20} {launches:8} {each * 1e6:8.2f} {cost.moved / 1e6:9.2f} {cost.moved / each / 1e12:6.2f}"
+                f" {cost.operations / each / 1e12:8.1f} {cost.floor / each:9.1%} {each * launches * 1e3:8.3f}"
+            )
+        print(f"{'sum':64} {floor / total:9.1%} {total * 1e3:8.3f}  floor {floor * 1e3:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 128, 256])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[2048])
+    arguments = parser.parse_args()
+    bench = Bench()
+    print(bench.device.name, bench.device.arch)
+    for batch in arguments.batches:
+        bench.report(f"decode, batch {batch}, context {CONTEXT}", [(CONTEXT - 1, 1)] * batch)
+    print()
+    for batch in arguments.batches:
+        bench.sampling(batch)
+    for tokens in arguments.prefill:
+        bench.report(f"prefill of {tokens} tokens", [(0, tokens)])
+
+
+if __name__ == "__main__":
+    main()
