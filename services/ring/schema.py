@@ -197,6 +197,7 @@ ENGINE_STATUS = Struct(
         Field("state", "u64", "EngineState"),
         Field("heartbeat", "u64", "grows while the control loop lives, idle or not"),
         Field("steps", "u64", "steps committed: grows while there is progress"),
+        Field("failure", "u64", "why state is FAILED: a CUDA error code; 0 for none or another cause"),
     ),
 )
 
