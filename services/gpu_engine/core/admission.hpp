@@ -17,7 +17,7 @@ BLINK_FN bool log_takes(const State& state, const Lane& lane, u32 more_width) {
 // The place of the last running request of a paused lane, or kNone. Such a one makes no progress, so whoever else
 // needs its pages takes them: a gateway that does not read its log holds nothing that others want.
 template <class Context>
-BLINK_FN u32 last_paused(Context& context, const State& state) {
+BLINK_RARE_FN u32 last_paused(Context& context, const State& state) {
   return find_last(context, state.running.count,
                    [&](u32 i) { return state.lanes[state.requests[state.running.items[i]].lane].paused != 0; });
 }
@@ -25,7 +25,7 @@ BLINK_FN u32 last_paused(Context& context, const State& state) {
 // The first place of the running requests that `request` may displace: all from there on have strictly lower priority
 // and come later. Returns the running count when they would not make room enough.
 template <class Context>
-BLINK_FN u32 first_displaced(Context& context, const State& state, const Request& request) {
+BLINK_RARE_FN u32 first_displaced(Context& context, const State& state, const Request& request) {
   const auto at = [&](u32 i) -> const Request& { return state.requests[state.running.items[i]]; };
   const u32 count = state.running.count;
   if (count == 0 || at(count - 1).priority >= request.priority) return count;
@@ -45,7 +45,7 @@ struct Evicted {
 };
 
 template <class Context>
-BLINK_FN void make_room(Context& context, State& state, const Request& request, Evicted& evicted) {
+BLINK_RARE_FN void make_room(Context& context, State& state, const Request& request, Evicted& evicted) {
   while (!fits(state, request)) {
     u32 victim = last_paused(context, state);
     const bool paused = victim != kNone;
@@ -62,7 +62,7 @@ BLINK_FN void make_room(Context& context, State& state, const Request& request, 
 
 // Admits in key order; the first that does not fit stops it. Lanes whose log is full stand aside.
 template <class Context>
-BLINK_FN void admit_waiting(Context& context, State& state) {
+BLINK_RARE_FN void admit_waiting(Context& context, State& state) {
   Evicted evicted;
   u32 admitted = 0;
   const u32 count = state.waiting.count;

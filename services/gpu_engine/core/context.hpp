@@ -4,7 +4,10 @@
 //   u32 thread(), threads()      this thread's number, and how many there are
 //   void barrier()               all meet; memory written before is visible after
 //   Scan exclusive(u64 value)    sum of the values of lower threads, and of all; has barriers inside
+//   u64 sum(u64 value)           of all threads' values; has barriers inside
 //   u32 min(u32 value)           the smallest of all threads' values; has barriers inside
+//   Claimed claim(u32 key, u64 amount, u32 keys, bool active, take)
+//                                one tile of the algorithm `claim` below; has barriers inside
 // and every algorithm below is called by all threads with the same arguments. SerialContext is the team of one.
 //
 // Callbacks get an index and may be called by any thread, in any order unless said otherwise.
@@ -19,13 +22,23 @@ struct Scan {
   u64 total;
 };
 
+struct Claimed {
+  u64 base;    // what take(key, ...) returned
+  u64 before;  // amounts of the key since then, this one not included
+};
+
 class SerialContext {
  public:
   BLINK_FN u32 thread() const { return 0; }
   BLINK_FN u32 threads() const { return 1; }
   BLINK_FN void barrier() const {}
   BLINK_FN Scan exclusive(u64 value) const { return {0, value}; }
+  BLINK_FN u64 sum(u64 value) const { return value; }
   BLINK_FN u32 min(u32 value) const { return value; }
+  template <class Take>
+  BLINK_FN Claimed claim(u32 key, u64 amount, u32, bool, Take take) const {
+    return {take(key, amount), 0};
+  }
 };
 
 // f(i) for i < n, without a barrier: for loops that touch what no other thread touches until the next one.
@@ -50,7 +63,7 @@ BLINK_FN void leader(Context& context, F f) {
 
 template <class Context>
 BLINK_FN u64 sum(Context& context, u64 value) {
-  return context.exclusive(value).total;
+  return context.sum(value);
 }
 
 // use(i, sum of value(j) for j < i) for each i < n; returns the whole sum. value(i) and use(i, ...) run on one
@@ -66,6 +79,25 @@ BLINK_FN u64 scan(Context& context, u32 n, Value value, Use use) {
   }
   context.barrier();
   return base;
+}
+
+// Gives each i < n its place in key(i)'s range, in order: use(i, base, before), where take(key, amount) has returned
+// `base` and `before` sums amount(j) of that key's indices since. take is called by one thread for each key of a tile,
+// with the tile's sum, so that it may count; key(i), amount(i) and use(i, ...) run on one thread, in that order.
+// Keys are below `keys`, which is at most kMaxKeys.
+inline constexpr u32 kMaxKeys = 256;
+
+template <class Context, class Key, class Amount, class Take, class Use>
+BLINK_FN void claim(Context& context, u32 n, u32 keys, Key key, Amount amount, Take take, Use use) {
+  for (u32 tile = 0; tile < n; tile += context.threads()) {
+    const u32 i = tile + context.thread();
+    const bool active = i < n;
+    const u32 mine = active ? key(i) : 0;
+    const u64 wanted = active ? amount(i) : 0;
+    const Claimed claimed = context.claim(mine, wanted, keys, active, take);
+    if (active) use(i, claimed.base, claimed.before);
+  }
+  context.barrier();
 }
 
 // f(i) for each i < n; indices of one key run on one thread, in rising order, so f may count within its key.

@@ -84,6 +84,7 @@ class HostScheduler {
     timed([&](auto& context) {
       const bool planned = core::plan(context, *state_, now_us);
       static_cast<void>(planned);  // state_->step says it for all threads
+      publish(context, *state_);
     });
     return state_->step.in_flight != 0;
   }

@@ -53,12 +53,13 @@ BLINK_FN void fill_request(State& state, const ring::Descriptor& d, u32 lane, u6
   request.planned = 0;
   request.line = kNone;
   request.pages = 0;
-  request.lane = static_cast<u16>(lane);
+  request.lane = static_cast<u8>(lane);
   request.slot = static_cast<u16>(d.slot);
   request.prompt_tokens = d.prompt_tokens;
   request.phase = static_cast<u8>(ring::SlotPhase::kWaiting);
   request.ending = 0;
   request.admitted = 0;
+  request.cancelled = 0;
   request.width = static_cast<u8>(1 + d.top_logprobs);
   request.submitted_us = state.now_us;
   request.known_max = static_cast<u32>(smaller<u64>(most_tokens, state.ring.info.max_context_tokens));
@@ -94,7 +95,7 @@ BLINK_FN void fill_request(State& state, const ring::Descriptor& d, u32 lane, u6
 
 // Takes one submission in: the one that the doorbell of the lane's next position announces.
 template <class Context>
-BLINK_FN void take_submission(Context& context, State& state, u32 lane_index, u32 first_line) {
+BLINK_RARE_FN void take_submission(Context& context, State& state, u32 lane_index, u32 first_line) {
   const ring::RingInfo& info = state.ring.info;
   Lane& lane = state.lanes[lane_index];
   const u64 position = lane.next_position;
@@ -160,7 +161,7 @@ BLINK_FN void take_submission(Context& context, State& state, u32 lane_index, u3
 // Takes in what the lane's doorbells announce, in order. A submission is left where it is while the log has no room
 // for the two entries that it may need beside those that are promised: the gateway must read its log first.
 template <class Context>
-BLINK_FN void take_submissions(Context& context, State& state, u32 lane_index) {
+BLINK_RARE_FN void take_submissions(Context& context, State& state, u32 lane_index) {
   Lane& lane = state.lanes[lane_index];
   for (u32 taken = 0; taken < kSubmissionsPerPoll; ++taken) {
     if (log_room(state, lane) < lane.promised + lane.step_promised + 2) break;

@@ -8,13 +8,21 @@
 
 namespace blink::core {
 
-// Looks at what the lane's gateway wrote. Its requests are still there when it turns out to be gone.
-BLINK_FN void watch_lane(State& state, u32 index) {
+// Copies what the lane's gateway wrote. Words that announce others are read again, with acquire, before those are.
+BLINK_FN void look_at_lane(State& state, u32 index) {
   Lane& lane = state.lanes[index];
   const ring::LaneInbound* inbound = state.ring.inbound(index);
+  lane.seen_epoch = load_relaxed(&inbound->gateway_epoch);
+  lane.seen_lease = load_relaxed(&inbound->lease);
+  lane.seen_tail = load_relaxed(&inbound->log_tail);
+  lane.seen_doorbell = load_relaxed(state.ring.doorbell(index, lane.next_position));
+}
+
+// Judges whether the lane's gateway is still there. Its requests are, when it turns out to be gone.
+BLINK_FN void watch_lane(State& state, u32 index) {
+  Lane& lane = state.lanes[index];
   if (lane.epoch == 0) return;
-  const u64 epoch = load_acquire(&inbound->gateway_epoch);
-  const u64 lease = load_acquire(&inbound->lease);
+  const u64 epoch = lane.seen_epoch, lease = lane.seen_lease, tail = lane.seen_tail;
   if (lease != lane.lease) {
     lane.lease = lease;
     lane.lease_renewed_us = state.now_us;
@@ -22,7 +30,6 @@ BLINK_FN void watch_lane(State& state, u32 index) {
   const bool expired = state.now_us - lane.lease_renewed_us > state.config.lease_us;
   if (epoch == lane.epoch && !expired) {
     // A tail that goes back or passes the head is a fault of the gateway: the last good one stays.
-    const u64 tail = load_acquire(&inbound->log_tail);
     if (tail - lane.log_tail <= lane.log_head - lane.log_tail) lane.log_tail = tail;
     return;
   }
@@ -33,7 +40,7 @@ BLINK_FN void watch_lane(State& state, u32 index) {
 }
 
 // Serves the gateway that asks for a free lane, and skips what the last owner may have under way.
-BLINK_FN void attach(State& state, u32 index, u64 epoch) {
+BLINK_RARE_FN void attach(State& state, u32 index, u64 epoch) {
   Lane& lane = state.lanes[index];
   lane.next_position += state.ring.info.slots_per_lane;
   lane.epoch = epoch;
@@ -53,14 +60,24 @@ BLINK_FN void attach(State& state, u32 index, u64 epoch) {
 BLINK_FN void settle_lane(State& state, u32 index) {
   Lane& lane = state.lanes[index];
   if (lane.closing && lane.running + lane.waiting == 0) lane.closing = 0;
-  if (lane.epoch == 0 && !lane.closing) {
-    const u64 epoch = load_acquire(&state.ring.inbound(index)->gateway_epoch);
-    if (epoch != 0 && epoch != lane.last_epoch) attach(state, index, epoch);
-  }
   if (lane.epoch != 0) {
-    const u64 doorbell = load_acquire(state.ring.doorbell(index, lane.next_position));
-    lane.ready = doorbell >> 32 == ring::submission_tag(lane.next_position);
+    lane.ready = lane.seen_doorbell >> 32 == ring::submission_tag(lane.next_position);
+  } else if (!lane.closing && lane.seen_epoch != 0 && lane.seen_epoch != lane.last_epoch) {
+    attach(state, index, load_acquire(&state.ring.inbound(index)->gateway_epoch));
   }
+}
+
+// Whether a gateway asks for a free lane, has rung a served one's doorbell or has read a full log: what the next step
+// must not miss, in one round trip and without changing anything. All else can wait for the next poll.
+BLINK_FN bool has_news(const State& state, u32 index) {
+  const Lane& lane = state.lanes[index];
+  if (lane.epoch == 0) {
+    const u64 epoch = load_relaxed(&state.ring.inbound(index)->gateway_epoch);
+    return epoch != 0 && epoch != lane.last_epoch;
+  }
+  const u64 doorbell = load_relaxed(state.ring.doorbell(index, lane.next_position));
+  const u64 tail = lane.paused ? load_relaxed(&state.ring.inbound(index)->log_tail) : lane.log_tail;
+  return doorbell >> 32 == ring::submission_tag(lane.next_position) || tail != lane.log_tail;
 }
 
 // Makes the lane's new log entries visible.

@@ -42,8 +42,7 @@ inline u64 lay_out(State& state, u8* memory) {
   take(state.step.sampling, config.max_running);
   take(state.step.request, config.max_running);
   take(state.step.new_page, config.max_running);
-  take(state.step.log_entries, config.max_running);
-  take(state.step.log_index, config.max_running);
+  take(state.staged, config.max_running);
   return used;
 }
 

@@ -7,7 +7,7 @@ namespace blink::core {
 
 // Gives waiting request `index` a line and pages for all its known tokens; both are there.
 template <class Context>
-BLINK_FN void admit(Context& context, State& state, u32 index) {
+BLINK_RARE_FN void admit(Context& context, State& state, u32 index) {
   Request& request = state.requests[index];
   const u32 pages = pages_for(state, request.known);
   const u32 top = state.free_page_count;
@@ -40,7 +40,7 @@ BLINK_FN void admit(Context& context, State& state, u32 index) {
 // Takes pages and line from the running request at `place` of the key order. Its history stays; it must be put into
 // the waiting queue.
 template <class Context>
-BLINK_FN u32 evict(Context& context, State& state, u32 place) {
+BLINK_RARE_FN u32 evict(Context& context, State& state, u32 place) {
   const u32 index = state.running.items[place];
   Request& request = state.requests[index];
   leader(context, [&] { request.page_base = state.free_page_count; });

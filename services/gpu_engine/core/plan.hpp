@@ -13,12 +13,15 @@ BLINK_FN bool may_run(const State& state, const Request& request) {
   return request.ending == 0 && state.lanes[request.lane].paused == 0;
 }
 
-BLINK_FN u32 remaining(const Request& request) { return request.known - request.computed; }
+BLINK_FN u32 remaining(const Progress& progress) { return progress.known - progress.computed; }
 
 // A row with one token to go computes it and samples the next. Chooses such rows and counts the pages that they begin.
+inline constexpr u32 kCountMask = (1 << 21) - 1;  // max_running fits 17 bits
+
 struct DecodeRows {
   u32 rows;
   u32 new_pages;
+  u32 longer;  // requests that have more tokens to go, and may
 };
 
 template <class Context>
@@ -28,27 +31,33 @@ BLINK_FN DecodeRows choose_decode_rows(Context& context, State& state) {
   Step& step = state.step;
   u64 new_pages = 0;
   u32 index = 0;
-  u64 choice = 0;  // high half: 1 for a decode row; low half: 1 when it begins a page
+  u64 choice = 0;  // from bit 42: 1 for a decode row; from bit 21: 1 for a longer one; below: 1 when it begins a page
   const u64 total = scan(
       context, state.running.count,
       [&](u32 i) -> u64 {
         index = state.running.items[i];
         const Request& request = state.requests[index];
+        const Progress progress = request;
         choice = 0;
-        if (remaining(request) == 1 && may_run(state, request)) {
-          choice = u64{1} << 32 | (request.computed == request.pages * page_size ? 1 : 0);
+        if (!may_run(state, request)) return 0;
+        if (remaining(progress) > 1) {
+          choice = u64{1} << 21;
+        } else if (remaining(progress) == 1) {
+          choice = u64{1} << 42 | (progress.computed == progress.pages * page_size ? 1 : 0);
         }
         return choice;
       },
       [&](u32, u64 before) {
-        const u64 row = before >> 32;
-        if (choice == 0 || row >= budget) return;
+        const u64 row = before >> 42;
+        if (choice >> 42 == 0 || row >= budget) return;
         const bool begins_page = (choice & 1) != 0;
         step.request[row] = index;
-        step.new_page[row] = begins_page ? static_cast<u32>(before) : kNone;
+        step.new_page[row] = begins_page ? static_cast<u32>(before) & kCountMask : kNone;
         new_pages += begins_page;
       });
-  return {smaller(static_cast<u32>(total >> 32), budget), static_cast<u32>(sum(context, new_pages))};
+  const u32 rows = static_cast<u32>(total >> 42), longer = static_cast<u32>(total >> 21) & kCountMask;
+  if (rows <= budget) return {rows, static_cast<u32>(total) & kCountMask, longer};
+  return {budget, static_cast<u32>(sum(context, new_pages)), longer};
 }
 
 // Chooses decode rows, and sends running requests back to the queue until the pages suffice: paused lanes' first, else
@@ -72,7 +81,7 @@ struct PrefillRows {
 
 // Shares what is left of the budget among the requests that have more than one token to go.
 template <class Context>
-BLINK_FN PrefillRows choose_prefill_rows(Context& context, State& state, u32 decode_rows) {
+BLINK_RARE_FN PrefillRows choose_prefill_rows(Context& context, State& state, u32 decode_rows) {
   const u32 budget = state.config.max_batched_tokens - decode_rows;
   if (budget == 0) return {0, 0};
   Step& step = state.step;
@@ -104,7 +113,7 @@ BLINK_FN PrefillRows choose_prefill_rows(Context& context, State& state, u32 dec
 // Row and sample of the same number: only the last row of a step can be one that is not sampled.
 BLINK_FN void fill_sampling(State& state, u32 row, const Request& request) {
   RowSampling& sampling = state.step.sampling[row];
-  memcpy(static_cast<void*>(&sampling), &request.sampling, offsetof(RowSampling, suppress));
+  copy_aligned<alignof(RowSampling)>(&sampling, &request.sampling, offsetof(RowSampling, suppress));
   sampling.history_length = request.known;
   if (request.known >= request.known_min) {
     sampling.suppress_count = 0;
@@ -115,24 +124,29 @@ BLINK_FN void fill_sampling(State& state, u32 row, const Request& request) {
 }
 
 BLINK_FN void fill_decode_row(State& state, u32 row, u32 page_top) {
-  Step& step = state.step;
+  const Step step = state.step;
   Request& request = state.requests[step.request[row]];
-  if (step.new_page[row] != kNone) {
-    i32* table = step.page_table + static_cast<u64>(request.line) * state.pages_per_sequence;
-    table[request.pages++] = static_cast<i32>(state.free_pages[page_top - 1 - step.new_page[row]]);
+  Progress progress = request;
+  const u32 line = request.line, new_page = step.new_page[row];
+  const u32 token = state.history[request.history + progress.computed];
+  if (new_page != kNone) {
+    step.page_table[static_cast<u64>(line) * state.pages_per_sequence + progress.pages] =
+        static_cast<i32>(state.free_pages[page_top - 1 - new_page]);
+    ++progress.pages;
   }
-  request.planned = 1;
-  step.token_ids[row] = static_cast<i32>(state.history[request.history + request.computed]);
-  step.positions[row] = static_cast<i32>(request.computed);
+  progress.planned = 1;
+  static_cast<Progress&>(request) = progress;
+  step.token_ids[row] = static_cast<i32>(token);
+  step.positions[row] = static_cast<i32>(progress.computed);
   step.row_start[row] = static_cast<i32>(row);
-  step.kv_length[row] = static_cast<i32>(request.known);
-  step.sequence[row] = static_cast<i32>(request.line);
+  step.kv_length[row] = static_cast<i32>(progress.known);
+  step.sequence[row] = static_cast<i32>(line);
   fill_sampling(state, row, request);
 }
 
 // All threads share each chunk.
 template <class Context>
-BLINK_FN void fill_prefill_row(Context& context, State& state, u32 row) {
+BLINK_RARE_FN void fill_prefill_row(Context& context, State& state, u32 row) {
   Step& step = state.step;
   const Request& request = state.requests[step.request[row]];
   const u32 first = static_cast<u32>(step.row_start[row]);
@@ -147,7 +161,8 @@ BLINK_FN void fill_prefill_row(Context& context, State& state, u32 row) {
   if (request.planned == remaining(request)) fill_sampling(state, row, request);
 }
 
-// Plans one step into `state.step`; false when there is nothing to run.
+// Plans one step into `state.step`; false when there is nothing to run. Log entries of those it admits are published
+// by the next call that publishes.
 template <class Context>
 BLINK_FN bool plan(Context& context, State& state, u64 now_us) {
   const u32 lanes = state.ring.info.lanes;
@@ -159,12 +174,11 @@ BLINK_FN bool plan(Context& context, State& state, u64 now_us) {
   });
   if (state.waiting.count != 0) {
     admit_waiting(context, state);
-    for_each(context, lanes, [&](u64 i) { publish_log(state, static_cast<u32>(i)); });
   }
   if (state.running.count == 0) return false;
 
   const DecodeRows decode = secure_decode_rows(context, state);
-  const PrefillRows prefill = choose_prefill_rows(context, state, decode.rows);
+  const PrefillRows prefill = decode.longer != 0 ? choose_prefill_rows(context, state, decode.rows) : PrefillRows{0, 0};
   const u32 rows = decode.rows + prefill.rows;
   if (rows == 0) return false;
 
@@ -177,11 +191,14 @@ BLINK_FN bool plan(Context& context, State& state, u64 now_us) {
   });
   leader(context, [&] {
     Step& step = state.step;
-    const Request& last = state.requests[step.request[rows - 1]];
     state.free_page_count = page_top - decode.new_pages;
     step.tokens = decode.rows + prefill.tokens;
     step.rows = rows;
-    step.samples = last.planned == remaining(last) ? rows : rows - 1;
+    step.samples = rows;
+    if (prefill.rows != 0) {
+      const Request& last = state.requests[step.request[rows - 1]];
+      if (last.planned != remaining(last)) --step.samples;
+    }
     step.row_start[rows] = static_cast<i32>(step.tokens);
     step.in_flight = 1;
     state.step_started_us = now_us;

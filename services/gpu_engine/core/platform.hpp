@@ -3,12 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(__CUDACC__)
 #define BLINK_FN __host__ __device__ inline
+#define BLINK_RARE_FN __host__ __device__ __noinline__ inline
 #else
 #define BLINK_FN inline
+#define BLINK_RARE_FN inline
 #endif
+// BLINK_RARE_FN is for what most steps do not run: out of line on the GPU, so that what every step runs fits
+// its instruction cache.
 
 namespace blink::core {
 
@@ -42,8 +47,12 @@ BLINK_FN void store_relaxed(T* word, T value) {
 template <class T>
 BLINK_FN T load_acquire(const T* word) {
 #if defined(__CUDA_ARCH__)
-  const T value = *const_cast<const volatile T*>(word);
-  __threadfence_system();
+  T value;
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("ld.acquire.sys.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  } else {
+    asm volatile("ld.acquire.sys.b32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  }
   return value;
 #else
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -54,8 +63,11 @@ BLINK_FN T load_acquire(const T* word) {
 template <class T>
 BLINK_FN void store_release(T* word, T value) {
 #if defined(__CUDA_ARCH__)
-  __threadfence_system();
-  *const_cast<volatile T*>(word) = value;
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("st.release.sys.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  } else {
+    asm volatile("st.release.sys.b32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+  }
 #else
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
 #endif
@@ -69,6 +81,12 @@ BLINK_FN T smaller(T a, T b) {
 template <class T>
 BLINK_FN T larger(T a, T b) {
   return a < b ? b : a;
+}
+
+// Copies `bytes` of what is aligned to `alignment`, which the compiler can't see through a void pointer.
+template <u32 alignment>
+BLINK_FN void copy_aligned(void* target, const void* source, u64 bytes) {
+  memcpy(__builtin_assume_aligned(target, alignment), __builtin_assume_aligned(source, alignment), bytes);
 }
 
 BLINK_FN u64 divide_up(u64 value, u64 unit) { return (value + unit - 1) / unit; }

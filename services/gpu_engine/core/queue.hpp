@@ -7,7 +7,7 @@ namespace blink::core {
 
 // Inserts request `index` where its key belongs.
 template <class Context>
-BLINK_FN void insert(Context& context, State& state, Queue& queue, u32 index) {
+BLINK_RARE_FN void insert(Context& context, State& state, Queue& queue, u32 index) {
   const Request& request = state.requests[index];
   u32 low = 0, high = queue.count;
   while (low < high) {

@@ -14,7 +14,7 @@ BLINK_FN void push_pages(Context& context, State& state, const Request& request)
 
 // Marks or clears the arena lines of a record. Each word of the bitmap is written by one thread.
 template <class Context>
-BLINK_FN void mark_lines(Context& context, State& state, u32 lane, u32 first, u32 count, bool used) {
+BLINK_RARE_FN void mark_lines(Context& context, State& state, u32 lane, u32 first, u32 count, bool used) {
   u64* words = state.used_lines + static_cast<u64>(lane) * state.bitmap_words;
   const u32 first_word = first / 64, last_word = (first + count - 1) / 64;
   strided(context, last_word - first_word + 1, [&](u64 i) {
@@ -27,7 +27,7 @@ BLINK_FN void mark_lines(Context& context, State& state, u32 lane, u32 first, u3
 }
 
 template <class Context>
-BLINK_FN bool any_line_used(Context& context, State& state, u32 lane, u32 first, u32 count) {
+BLINK_RARE_FN bool any_line_used(Context& context, State& state, u32 lane, u32 first, u32 count) {
   const u64* words = state.used_lines + static_cast<u64>(lane) * state.bitmap_words;
   const u32 first_word = first / 64, last_word = (first + count - 1) / 64;
   u64 used = 0;
@@ -45,7 +45,7 @@ BLINK_FN bool leaves_now(const Request& request) { return request.ending != 0 &&
 
 // Releases every request of `queue` that is ending and has no part in the running step.
 template <class Context>
-BLINK_FN void release_ended(Context& context, State& state, Queue& queue) {
+BLINK_RARE_FN void release_ended(Context& context, State& state, Queue& queue) {
   Request* const requests = state.requests;
   const u32 count = compact(
       context, queue, [&](u32 index) { return !leaves_now(requests[index]); },

@@ -1,8 +1,6 @@
 // What the core knows of one request. There is one Request for each slot of each lane, reused by its submissions.
 #pragma once
 
-#include <cstddef>
-
 #include "ring_layout.hpp"
 #include "services/gpu_engine/core/platform.hpp"
 
@@ -35,25 +33,37 @@ static_assert(sizeof(RowSampling) == 160);
 // Ended without a word to the gateway, because it is no longer there. Not a FinishReason of the ring.
 inline constexpr u8 kSilently = 0xFF;
 
-struct alignas(64) Request {
-  // What every step reads, in one cache line (and the sampling template below).
-  u64 history;      // offset of the first prompt token, in words
-  u64 position;     // of its doorbell
-  u64 deadline_us;  // ~0 for none
-  u32 known;        // prompt and output tokens
-  u32 computed;     // of them in the KV cache
-  u32 planned;      // tokens in the running step
-  u32 known_max;    // history length at which it ends with LENGTH
-  u32 known_min;    // no end token counts at a shorter history
+// What every step reads of a request fits one cache line, in parts of 16 bytes that are read and written at once:
+// requests lie scattered in memory, and an access of a GPU's threads to as many requests costs the same however wide it
+// is.
+struct alignas(16) Progress {
+  u32 known;     // prompt and output tokens
+  u32 computed;  // of them in the KV cache
+  u32 planned;   // tokens in the running step
+  u32 pages;     // KV pages held, in its line of the page table
+};
+
+struct alignas(16) Bounds {
+  u32 known_max;  // history length at which it ends with LENGTH
+  u32 known_min;  // no end token counts at a shorter history
   u32 prompt_tokens;
-  u32 line;   // of the page table
-  u32 pages;  // KV pages held, in that line
-  u16 lane;
+  u32 line;  // of the page table
+};
+
+struct alignas(16) Origin {
+  u64 history;   // offset of the first prompt token, in words
+  u64 position;  // of its doorbell
+};
+
+struct alignas(64) Request : Progress, Bounds, Origin {
+  u64 deadline_us;  // ~0 for none
   u16 slot;
-  u8 phase;     // SlotPhase
-  u8 ending;    // FinishReason or kSilently: leaves at the next release
-  u8 admitted;  // its ADMITTED entry is written
-  u8 width;     // log entries that one token of it takes: itself and its alternatives
+  u8 lane;
+  u8 phase;      // SlotPhase
+  u8 ending;     // FinishReason or kSilently: leaves at the next release
+  u8 admitted;   // its ADMITTED entry is written
+  u8 cancelled;  // its gateway said so, as the last poll saw
+  u8 width;      // log entries that one token of it takes: itself and its alternatives
 
   // The rest.
   i64 order;  // smaller goes first; arrival decides ties
@@ -68,7 +78,7 @@ struct alignas(64) Request {
   RowSampling sampling;  // template of its rows; `suppress` holds all its end tokens
 };
 
-static_assert(offsetof(Request, order) == 64);
+static_assert(sizeof(Request) == 5 * 64);
 
 BLINK_FN bool goes_before(const Request& a, const Request& b) {
   return a.order != b.order ? a.order < b.order : a.arrival < b.arrival;

@@ -54,8 +54,7 @@ BLINK_FN void set_slot_status(const RingView& view, u32 lane, u32 slot, u64 posi
   store_relaxed(view.slot_status(lane, slot), word);
 }
 
-BLINK_FN void write_log(const RingView& view, u32 lane, u64 index, u64 position, u32 slot, ring::LogKind kind,
-                        u32 detail, u32 token, float value) {
+BLINK_FN ring::LogEntry log_entry(u64 position, u32 slot, ring::LogKind kind, u32 detail, u32 token, float value) {
   ring::LogEntry entry{};
   entry.tag = ring::submission_tag(position);
   entry.slot = static_cast<u16>(slot);
@@ -63,7 +62,12 @@ BLINK_FN void write_log(const RingView& view, u32 lane, u64 index, u64 position,
   entry.detail = static_cast<u8>(detail);
   entry.token = token;
   entry.value = value;
-  *view.log_entry(lane, index) = entry;
+  return entry;
+}
+
+BLINK_FN void write_log(const RingView& view, u32 lane, u64 index, u64 position, u32 slot, ring::LogKind kind,
+                        u32 detail, u32 token, float value) {
+  *view.log_entry(lane, index) = log_entry(position, slot, kind, detail, token, value);
 }
 
 }  // namespace blink::core

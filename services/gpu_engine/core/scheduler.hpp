@@ -12,19 +12,22 @@
 namespace blink::core {
 
 // Shows that the control loop lives. Cheap; one thread.
-BLINK_FN void heartbeat(State& state) {
-  u64* word = &state.ring.status()->heartbeat;
-  store_release(word, load_relaxed(word) + 1);
-}
+BLINK_FN void heartbeat(State& state) { store_relaxed(&state.ring.status()->heartbeat, ++state.heartbeat); }
 
 BLINK_FN void set_engine_state(State& state, u64 engine_state) {
   state.engine_state = engine_state;
   store_release(&state.ring.status()->state, engine_state);
 }
 
+// The control loop ends here: `code` says why, the state says it to all.
+BLINK_FN void fail(State& state, u64 code) {
+  store_relaxed(&state.ring.status()->failure, code);
+  set_engine_state(state, static_cast<u64>(ring::EngineState::kFailed));
+}
+
 // Empties everything and opens the ring under `epoch`, in state BOOTING. Every lane's first position is given.
 template <class Context>
-BLINK_FN void start(Context& context, State& state, u64 epoch, u64 first_position) {
+BLINK_RARE_FN void start(Context& context, State& state, u64 epoch, u64 first_position) {
   const ring::RingInfo& info = state.ring.info;
   for_each(context, info.lanes, [&](u64 i) {
     const u32 lane = static_cast<u32>(i);
@@ -60,9 +63,12 @@ BLINK_FN void start(Context& context, State& state, u64 epoch, u64 first_positio
     state.command = static_cast<u64>(ring::Command::kRun);
     state.counters = ring::EngineCounters{};
     publish_counters(state);
+    state.heartbeat = state.steps = 0;
+    state.staged_rows = 0;
     ring::EngineStatus* status = state.ring.status();
     store_relaxed(&status->steps, u64{0});
     store_relaxed(&status->heartbeat, u64{0});
+    store_relaxed(&status->failure, u64{0});
     set_engine_state(state, static_cast<u64>(ring::EngineState::kBooting));
     store_release(&status->epoch, epoch);
   });
@@ -70,12 +76,15 @@ BLINK_FN void start(Context& context, State& state, u64 epoch, u64 first_positio
 
 // Reads what bootstrap and gateways wrote: orders, leases, cancels, submissions; and the clock.
 template <class Context>
-BLINK_FN void poll(Context& context, State& state, u64 now_us) {
+BLINK_RARE_FN void poll(Context& context, State& state, u64 now_us) {
   const u32 lanes = state.ring.info.lanes;
+  // One round trip to the ring for all that is looked at; only submissions need more.
+  strided(context, lanes, [&](u64 i) { look_at_lane(state, static_cast<u32>(i)); });
+  look_at_requests(context, state);
   leader(context, [&] {
     state.now_us = now_us;
+    state.command = load_relaxed(&state.ring.control()->command);
     heartbeat(state);
-    state.command = load_acquire(&state.ring.control()->command);
     if (refuses_new(state) && state.engine_state == static_cast<u64>(ring::EngineState::kReady)) {
       set_engine_state(state, static_cast<u64>(ring::EngineState::kDraining));
     }
@@ -93,11 +102,7 @@ BLINK_FN void poll(Context& context, State& state, u64 now_us) {
     if (lane == kNone) break;
     take_submissions(context, state, lane);
   }
-  for_each(context, lanes, [&](u64 i) {
-    publish_log(state, static_cast<u32>(i));
-    publish_lane_status(state, static_cast<u32>(i));
-  });
-  leader(context, [&] { publish_counters(state); });
+  publish(context, state);
 }
 
 }  // namespace blink::core

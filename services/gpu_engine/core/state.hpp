@@ -12,7 +12,7 @@ struct Config {
   u32 page_count;          // pages of the KV cache
   u32 max_running;         // lines of the page table
   u32 max_batched_tokens;  // of one step
-  u32 max_waiting;         // requests in the queue; a lane may always have its share of them
+  u32 max_waiting;         // requests queued by submission; preempted ones come on top
   u32 priority_boost;      // rounds that one priority is worth
   u64 lease_us;            // a lane whose lease is not renewed for this long is reclaimed
   u32 eos_count;
@@ -24,6 +24,10 @@ struct Lane {
   u64 last_epoch;  // an epoch is served once
   u64 lease;
   u64 lease_renewed_us;
+  u64 seen_epoch;  // the gateway's words, as the last poll saw them
+  u64 seen_lease;
+  u64 seen_tail;
+  u64 seen_doorbell;
   u64 next_position;
   u64 log_head;  // entries written; published when all of a pass are
   u64 log_published;
@@ -42,7 +46,7 @@ struct Lane {
   u8 ready;    // a doorbell is waiting
 };
 
-// One ragged batch; docs/architecture.md describes the arrays. The last four are the core's own.
+// One ragged batch; docs/architecture.md describes the arrays. The last two are the core's own.
 struct Step {
   u32 tokens;
   u32 rows;
@@ -58,8 +62,17 @@ struct Step {
   RowSampling* sampling;  // [max_running]
   u32* request;           // [max_running]
   u32* new_page;          // [max_running] which of the step's new pages the row gets, or kNone
-  u32* log_entries;       // [max_running] that the row publishes
-  u64* log_index;         // [max_running] where they begin in the lane's log
+};
+
+// What a row of the last step adds to its lane's log.
+struct StagedEntries {
+  struct alignas(16) Place {
+    u64 index;  // of the first in the log
+    u32 lane;
+    u32 count;
+  };
+  Place place;
+  ring::LogEntry entries[ring::kMaxTopLogprobs + 1];
 };
 
 struct StepResult {
@@ -93,11 +106,15 @@ struct State {
   u32 free_page_count;
   u32 free_line_count;
   Step step;
+  StagedEntries* staged;  // [max_running] of the last step
+  u32 staged_rows;        // not yet published
 
   u64 now_us;
   u64 arrivals;
   i64 virtual_round;  // largest round admitted
   u64 step_started_us;
+  u64 heartbeat;  // as last published
+  u64 steps;      // committed
   u64 command;
   u64 engine_state;
   u64 waiting_cursor;  // where the next look at waiting requests begins

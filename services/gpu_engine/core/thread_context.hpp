@@ -61,6 +61,18 @@ class ThreadContext {
     return scan;
   }
 
+  u64 sum(u64 value) { return exclusive(value).total; }
+
+  template <class Take>
+  Claimed claim(u32 key, u64 amount, u32, bool active, Take take) {
+    Claimed claimed{0, 0};
+    for (u32 turn = 0; turn < threads(); ++turn) {
+      if (turn == thread_ && active) claimed.base = take(key, amount);
+      barrier();
+    }
+    return claimed;
+  }
+
   u32 min(u32 value) {
     exchange(value);
     u64 least = value;

@@ -7,6 +7,20 @@ namespace blink::core {
 
 inline constexpr u32 kWaitingPerPoll = 512;  // waiting requests looked at by one poll, in turn
 
+BLINK_FN void look_at_cancel(const State& state, Request& request) {
+  request.cancelled = load_relaxed(state.ring.cancel(request.lane, request.slot)) == request.position + 1;
+}
+
+// Copies the cancels that the next look at the requests will judge.
+template <class Context>
+BLINK_FN void look_at_requests(Context& context, State& state) {
+  strided(context, state.running.count, [&](u64 i) { look_at_cancel(state, state.requests[state.running.items[i]]); });
+  const u32 waiting = state.waiting.count;
+  strided(context, smaller(waiting, kWaitingPerPoll), [&](u64 i) {
+    look_at_cancel(state, state.requests[state.waiting.items[(state.waiting_cursor + i) % waiting]]);
+  });
+}
+
 // Marks the request if it must end; returns whether it can be released now.
 BLINK_FN bool mark_ending(const State& state, Request& request) {
   if (state.lanes[request.lane].closing) {
@@ -15,7 +29,7 @@ BLINK_FN bool mark_ending(const State& state, Request& request) {
     auto reason = ring::FinishReason::kNone;
     if (state.command == static_cast<u64>(ring::Command::kStop)) {
       reason = ring::FinishReason::kShutdown;
-    } else if (load_relaxed(state.ring.cancel(request.lane, request.slot)) == request.position + 1) {
+    } else if (request.cancelled) {
       reason = ring::FinishReason::kCancelled;
     } else if (state.now_us >= request.deadline_us) {
       reason = ring::FinishReason::kTimeLimit;
@@ -26,7 +40,7 @@ BLINK_FN bool mark_ending(const State& state, Request& request) {
 }
 
 template <class Context>
-BLINK_FN void watch_requests(Context& context, State& state, bool all_waiting) {
+BLINK_RARE_FN void watch_requests(Context& context, State& state, bool all_waiting) {
   u64 leaving = 0;
   strided(context, state.running.count,
           [&](u64 i) { leaving += mark_ending(state, state.requests[state.running.items[i]]); });
