@@ -1,0 +1,166 @@
+"""The graph cache: a step graph for each bucket of tokens, which the control loop launches from the GPU.
+
+A step of n tokens runs the smallest graph that holds n; how many there really are, its kernels read from device
+memory. Each graph is instantiated twice, because an instance can't be launched again before it has wholly retired,
+which the GPU finishes some time after the graph's last kernel has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver as cu
+
+from services.gpu_engine.cuda.control_loop.errors import GraphCacheError
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream, check
+from services.gpu_engine.cuda.errors import DriverError
+
+INSTANCES = 2
+Record = Callable[[Stream, int], None]  # launch a step of at most so many tokens
+Progress = Callable[[int, int], None]  # buckets done, in all
+
+STEP_GRAPH = np.dtype([("instances", "<u8", INSTANCES), ("tokens", "<u8")])
+"""StepGraph of control_loop/loop.cuh."""
+
+_LAUNCHABLE = {
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EMPTY,
+}
+
+
+def default_buckets(max_batched_tokens: int) -> list[int]:
+    """1, 2, 4, 8, then multiples of 8 up to 128, of 16 to 256, of 32 to 512, and so on.
+
+    So at most an eighth of a step is padding from 64 tokens on, where its cost begins to follow its tokens.
+    """
+    buckets = [1, 2, 4, 8]
+    while buckets[-1] < max_batched_tokens:
+        last = buckets[-1]
+        buckets.append(last + max(8, (1 << last.bit_length() >> 1) // 8))
+    return [bucket for bucket in buckets if bucket < max_batched_tokens] + [max_batched_tokens]
+
+
+class DeviceGraph:
+    """A captured graph that is launched from the GPU, or from the host the first time.
+
+    Raises GraphCacheError when the driver refuses it for launches from the GPU.
+    """
+
+    def __init__(self, name: str, graph: Any, instances: int, stream: Stream) -> None:
+        self._graph = graph
+        self._instances: list[Any] = []
+        self.nodes = _node_types(graph)
+        refused = sorted({kind.name for kind in self.nodes if kind not in _LAUNCHABLE})
+        if refused:
+            raise GraphCacheError(
+                f"{name} contains {', '.join(refused)}: only kernels, copies and sets can be launched"
+            )
+        flags = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH.value
+        try:
+            for _ in range(instances):
+                instance = check("cuGraphInstantiate", cu.cuGraphInstantiate(graph, flags))
+                self._instances.append(instance)
+                check("cuGraphUpload", cu.cuGraphUpload(instance, stream.handle))
+        except DriverError as error:
+            raise GraphCacheError(
+                f"{name} of {len(self.nodes)} nodes can't be instantiated for launches from the GPU: {error}; it must "
+                "hold kernels, device-to-device copies and sets of one device only"
+            ) from error
+
+    @property
+    def handles(self) -> list[int]:
+        """What device code gives to cudaGraphLaunch."""
+        return [int(instance) for instance in self._instances]
+
+    def launch(self, stream: Stream) -> None:
+        """Launch the first instance from the host."""
+        check("cuGraphLaunch", cu.cuGraphLaunch(self._instances[0], stream.handle))
+
+    def __del__(self) -> None:
+        for instance in self._instances:
+            cu.cuGraphExecDestroy(instance)
+        cu.cuGraphDestroy(self._graph)
+
+
+def capture(name: str, stream: Stream, launch: Callable[[], None]) -> Any:
+    """What ``launch`` puts on the stream, as a graph. Raises GraphCacheError when that can't be captured."""
+    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check("cuStreamBeginCapture", cu.cuStreamBeginCapture(stream.handle, mode))
+    try:
+        launch()
+    except DriverError as error:
+        cu.cuStreamEndCapture(stream.handle)
+        raise GraphCacheError(f"{name} can't be captured: {error}") from error
+    except BaseException:
+        cu.cuStreamEndCapture(stream.handle)
+        raise
+    try:
+        return check("cuStreamEndCapture", cu.cuStreamEndCapture(stream.handle))
+    except DriverError as error:
+        raise GraphCacheError(f"{name} can't be captured: {error}") from error
+
+
+class GraphCache:
+    """Captures, instantiates and uploads the step graphs.
+
+    Args:
+        record: launches a step of at most so many tokens; called once a bucket.
+        retire: launches what tells the control loop that the step has ended; goes behind ``record``.
+        buckets: token counts.
+        progress: called after each bucket.
+
+    Attributes:
+        table: what the control loop chooses from, [buckets] of STEP_GRAPH in device memory.
+        nbytes: device memory that the graphs took, as the driver's free memory tells.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        record: Record,
+        retire: Callable[[Stream], None],
+        buckets: Sequence[int],
+        progress: Progress = lambda _done, _total: None,
+    ) -> None:
+        if not buckets or sorted(set(buckets)) != list(buckets) or buckets[0] < 1:
+            raise ValueError(f"buckets are {list(buckets)}, must be rising token counts from 1")
+        self.buckets = list(buckets)
+        free = device.free_bytes()
+        stream = Stream()
+        self._graphs: list[DeviceGraph] = []
+        rows = np.zeros(len(buckets), STEP_GRAPH)
+        for done, bucket in enumerate(buckets):
+            name = f"the step graph for {bucket} tokens"
+
+            def launch(bucket: int = bucket) -> None:
+                record(stream, bucket)
+                retire(stream)
+
+            graph = DeviceGraph(name, capture(name, stream, launch), INSTANCES, stream)
+            self._graphs.append(graph)
+            rows[done] = (graph.handles, bucket)
+            progress(done + 1, len(buckets))
+        stream.synchronize()
+        self.table = Buffer.of(rows.view(np.uint8))
+        self.nbytes = free - device.free_bytes()
+
+    @property
+    def nodes(self) -> int:
+        """Of the largest graph."""
+        return max(len(graph.nodes) for graph in self._graphs)
+
+    def graph(self, tokens: int) -> DeviceGraph:
+        """The smallest graph that holds so many tokens."""
+        return next(graph for graph, bucket in zip(self._graphs, self.buckets, strict=True) if bucket >= tokens)
+
+
+def _node_types(graph: Any) -> list[Any]:
+    # Called without an array first: that only counts.
+    count = check("cuGraphGetNodes", cu.cuGraphGetNodes(graph, 0))[1]
+    nodes = check("cuGraphGetNodes", cu.cuGraphGetNodes(graph, count))[0]
+    return [check("cuGraphNodeGetType", cu.cuGraphNodeGetType(node)) for node in nodes[:count]]

@@ -1,0 +1,210 @@
+"""The control loop with a stand-in step, serving a shared-memory ring that this process plays the gateways of."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from services.gpu_engine.cuda.compiler import Compiler, default_cache
+from services.gpu_engine.cuda.control_loop.build import THREADS, build_control_loop
+from services.gpu_engine.cuda.control_loop.loop import ControlLoop, LoopConfig, StepAddresses
+from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream
+from services.gpu_engine.cuda.engine import CudaEngine
+from services.gpu_engine.cuda.graph_cache import Record
+from services.gpu_engine.cuda.ring_memory import MappedRing
+from services.ring import _atomics, schema
+from services.ring.header import RingInfo, RingStatus, read_ring_info, read_status
+from services.ring.memory import MemoryTransport
+from services.ring.schema import Command, RingGeometry
+from services.ring.shm import ShmRing
+from tests.gpu_engine.core.machine import EOS, VOCABULARY, Gateway
+
+COMMAND = schema.header_offset(schema.BOOTSTRAP_CONTROL)
+PATIENCE = 20.0  # seconds; nothing here takes a tenth of that
+
+
+class _StandIn(ctypes.Structure):
+    """StandIn of stand_in_step.cu."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        *((name, ctypes.c_uint64) for name in ("counts", "token_ids", "positions", "row_start", "kv_length")),
+        *((name, ctypes.c_uint64) for name in ("sequence", "page_table", "sample_row", "sampling", "history")),
+        *((name, ctypes.c_uint64) for name in ("tokens", "logprobs", "top_tokens", "top_logprobs")),
+        *((name, ctypes.c_uint64) for name in ("cache", "faults")),
+        *((name, ctypes.c_uint32) for name in ("pages_per_sequence", "page_size", "vocabulary")),
+    ]
+
+
+class StandInStep:
+    """Launches the stand-in's kernels over the control loop's step."""
+
+    def __init__(self, device: Device, step: StepAddresses, config: LoopConfig, vocabulary: int) -> None:
+        source = "tests/gpu/stand_in_step.cu"
+        self._module = Module(Compiler(device.arch, default_cache()).build((source,), {}))
+        self._cache = Buffer.of(np.full(config.page_count * config.page_size, -1, np.int32))
+        self._faults = Buffer.of(np.zeros(1, np.uint64))
+        self._rows = config.max_running
+        names = [name for name, _ in _StandIn._fields_]
+        known = {name: getattr(step, name) for name in names if hasattr(step, name)}
+        self.argument = _StandIn(
+            **known,
+            cache=self._cache.pointer,
+            faults=self._faults.pointer,
+            page_size=config.page_size,
+            vocabulary=vocabulary,
+        )
+
+    def record(self, stream: Stream, bucket: int) -> None:
+        rows = min(bucket, self._rows)
+        self._module.kernel("stand_in_write").launch(stream, (rows, 1, 1), 64, (self.argument, ctypes.c_uint32(bucket)))
+        self._module.kernel("stand_in_sample").launch(stream, (-(-rows // 32), 1, 1), 32, (self.argument,))
+
+    def delayed(self, microseconds: float) -> Record:
+        """``record``, with a pause in it."""
+
+        def record(stream: Stream, bucket: int) -> None:
+            pause = ctypes.c_uint64(int(microseconds * 1000))
+            self._module.kernel("stand_in_delay").launch(stream, (1, 1, 1), 1, (pause,))
+            self.record(stream, bucket)
+
+        return record
+
+    def trapping(self, token: int) -> Record:
+        """``record``, which destroys the context when a step's first token is ``token``."""
+
+        def record(stream: Stream, bucket: int) -> None:
+            trap = self._module.kernel("stand_in_trap")
+            trap.launch(stream, (1, 1, 1), 1, (self.argument, ctypes.c_int32(token)))
+            self.record(stream, bucket)
+
+        return record
+
+    def faults(self) -> int:
+        """Only after the loop's end."""
+        return int(self._faults.download(np.uint64, (1,))[0])
+
+
+class Serving:
+    """A running engine and its ring."""
+
+    def __init__(self, ring: ShmRing, loop: ControlLoop, step: StandInStep) -> None:
+        self.path, self.region, self.loop, self.step = ring.path, ring.region, loop, step
+        self.transport = MemoryTransport(ring.region)
+        self.geometry = read_ring_info(self.transport).geometry
+        self.engine = CudaEngine(loop, self.transport)
+        self.stopped = False
+        self._epochs = 100
+
+    def attach(self, lane: int = 0) -> Gateway:
+        self._epochs += 1
+        gateway = Gateway(self.region, self.geometry, lane, self._epochs)
+        until(gateway.client.attached)
+        return gateway
+
+    def status(self) -> RingStatus:
+        return read_status(self.transport, self.geometry)
+
+    def order(self, command: Command) -> None:
+        _atomics.store_release(self.region, COMMAND, command)
+
+    def stop(self) -> None:
+        """STOP, and wait for the loop's end. Raises ControlLoopError."""
+        if not self.stopped:
+            self.stopped = True
+            self.order(Command.STOP)
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the loop's end. Raises ControlLoopError."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.loop.ended:
+            if time.monotonic() > deadline:  # whatever the host does with the device now would wait forever
+                print(f"the control loop does not end; ring: {self.status()}", file=sys.stderr, flush=True)
+                os._exit(3)
+            time.sleep(0.001)
+        self.engine.wait()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("no end in sight")
+
+
+def finish(*gateways: Gateway) -> None:
+    """Read until every submission has ended."""
+
+    def all_ended() -> bool:
+        for gateway in gateways:
+            gateway.read()
+        return all(stream.reason is not None for gateway in gateways for stream in gateway.streams.values())
+
+    until(all_ended)
+
+
+@contextmanager
+def serving(
+    *,
+    lanes: int = 1,
+    slots: int = 8,
+    arena_bytes: int = 1 << 14,
+    log_entries: int = 256,
+    max_context: int = 64,
+    vocabulary: int = VOCABULARY,
+    buckets: Sequence[int] = (1, 2, 4, 8, 16),
+    make_record: Callable[[StandInStep], Record] = lambda step: step.record,
+    threads: int = THREADS,
+    trace: bool = False,
+    **settings: int,
+) -> Iterator[Serving]:
+    """An engine that is READY; stopped at the end."""
+    sizes = {"page_size": 4, "page_count": 64, "max_running": 8, "max_batched_tokens": 16, "priority_boost": 4}
+    config = LoopConfig(**{**sizes, **settings}, eos_token_ids=[EOS])
+    info = RingInfo(RingGeometry(lanes, slots, arena_bytes, log_entries), bytes(32), vocabulary, max_context)
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        ShmRing.create(Path(folder) / "ring", info) as ring,
+    ):
+        device = Device()
+        mapped = MappedRing(ring.region)
+        engine: Serving | None = None
+        try:
+            engine = _build(device, ring, mapped, config, vocabulary, buckets, make_record, threads, trace)
+            engine.engine.start()
+            yield engine
+        finally:
+            if engine is not None:
+                engine.stop()
+                # A failed test's traceback keeps the engine; freeing its memory later would wait for the next loop.
+                vars(engine).clear()
+            mapped.close()
+            gc.collect()
+
+
+def _build(
+    device: Device,
+    ring: ShmRing,
+    mapped: MappedRing,
+    config: LoopConfig,
+    vocabulary: int,
+    buckets: Sequence[int],
+    make_record: Callable[[StandInStep], Record],
+    threads: int,
+    trace: bool,
+) -> Serving:
+    cubin = build_control_loop(device.arch, default_cache(), threads=threads, trace=trace)
+    loop = ControlLoop(device, cubin, config, mapped.pointer, epoch=time.time_ns())
+    step = StandInStep(device, loop.step, config, vocabulary)
+    loop.capture(make_record(step), buckets)
+    return Serving(ring, loop, step)
