@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from services.gpu_engine.models.errors import CorruptCheckpointError
 
+MAX_SIZE = (1 << 31) - 1  # of one dimension
+MAX_LAYERS = 4096  # layers are described one by one before a tensor is looked for, so a damaged count must not pass
+
 
 @dataclass(frozen=True)
 class LinearScaling:
@@ -73,9 +76,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context"):
-            value = getattr(self, name)
-            if not 1 <= value < 1 << 31:
-                raise CorruptCheckpointError(f"model {name} is {value}, must be 1 to {(1 << 31) - 1}")
+            value, limit = getattr(self, name), MAX_LAYERS if name == "layers" else MAX_SIZE
+            if not 1 <= value <= limit:
+                raise CorruptCheckpointError(f"model {name} is {value}, must be 1 to {limit}")
         if self.heads % self.kv_heads:
             raise CorruptCheckpointError(f"model heads is {self.heads}, must be a multiple of kv_heads {self.kv_heads}")
         if self.head_dim % 2:

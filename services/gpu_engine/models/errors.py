@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from services.common.errors import BlinkError
 
 
@@ -19,3 +23,14 @@ class CorruptCheckpointError(CheckpointError):
 
 class UnsupportedCheckpointError(CheckpointError):
     """The files are sound, but ask for something that Blink would have to approximate."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put ``path`` before the message of a CheckpointError that does not begin with it: a config knows no file."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise type(error)(f"{path}: {error}") from error

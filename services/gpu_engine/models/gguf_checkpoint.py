@@ -91,8 +91,8 @@ class _Metadata:
             raise UnsupportedCheckpointError(
                 f"{self.path}: architecture {self.architecture!r} is not supported, only {', '.join(FAMILIES)}"
             )
-        if file.metadata.get(ONLY_SPLIT_FILES, 1) > 1:
-            raise UnsupportedCheckpointError(f"{self.path}: one of several split files; merge them with gguf-split")
+        if (count := self._get(ONLY_SPLIT_FILES, int, 1)) > 1:
+            raise UnsupportedCheckpointError(f"{self.path}: one of {count} split files; merge them with gguf-split")
 
     def config(self) -> ModelConfig:
         heads = self._own("attention.head_count", int)
@@ -162,8 +162,8 @@ class _Metadata:
 
     def _eos_ids(self) -> tuple[int, ...]:
         names = ("eos_token_id", "eot_token_id", "eom_token_id")
-        ids = (self.file.metadata.get(f"tokenizer.ggml.{name}") for name in names)
-        return tuple(sorted({token for token in ids if token is not None}))
+        keys = (f"tokenizer.ggml.{name}" for name in names)
+        return tuple(sorted({self._get(key, int) for key in keys if key in self.file.metadata}))
 
     def _own(self, name: str, kind: type[Any], default: Any = None) -> Any:
         key = f"{self.architecture}.{name}"

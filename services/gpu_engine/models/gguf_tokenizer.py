@@ -35,9 +35,9 @@ def tokenizer_from_gguf(path: Path, metadata: dict[str, Any]) -> TokenizerFiles:
         raise UnsupportedCheckpointError(
             f"{path}: tokenizer.ggml.pre is {split!r}, supported are {', '.join(PRE_TOKENIZERS)}"
         )
-    tokens = _list(path, metadata, "tokens")
-    types = _list(path, metadata, "token_type")
-    merges = _list(path, metadata, "merges")
+    tokens = _list(path, metadata, "tokens", str)
+    types = _list(path, metadata, "token_type", int)
+    merges = _list(path, metadata, "merges", str)
     if len(types) != len(tokens):
         raise CorruptCheckpointError(f"{path}: {len(tokens)} tokens but {len(types)} token types")
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -50,7 +50,7 @@ def tokenizer_from_gguf(path: Path, metadata: dict[str, Any]) -> TokenizerFiles:
     tokenizer_json = _tokenizer_json(vocabulary, types, pairs, PRE_TOKENIZERS[split])
     return TokenizerFiles(
         json=tokenizer_json,
-        chat_template=metadata.get("tokenizer.chat_template", ""),
+        chat_template=_template(path, metadata),
         bos_token=_token(path, metadata, tokens, "bos_token_id"),
         eos_token=_token(path, metadata, tokens, "eos_token_id"),
         unencodable_bytes=unencodable_bytes(tokenizer_json),
@@ -98,11 +98,20 @@ def _tokenizer_json(
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _list(path: Path, metadata: dict[str, Any], name: str) -> list[Any]:
+def _list(path: Path, metadata: dict[str, Any], name: str, kind: type[Any]) -> list[Any]:
     value = metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(value, list):
         raise CorruptCheckpointError(f"{path}: tokenizer.ggml.{name} is missing")
+    if not all(type(item) is kind for item in value):
+        raise CorruptCheckpointError(f"{path}: tokenizer.ggml.{name} must hold items of type {kind.__name__} alone")
     return value
+
+
+def _template(path: Path, metadata: dict[str, Any]) -> str:
+    template = metadata.get("tokenizer.chat_template", "")
+    if not isinstance(template, str):
+        raise CorruptCheckpointError(f"{path}: tokenizer.chat_template is {template!r}, must be a string")
+    return template
 
 
 def _token(path: Path, metadata: dict[str, Any], tokens: list[str], name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.gpu_engine.models.checkpoint import Checkpoint
-from services.gpu_engine.models.errors import CheckpointNotFoundError
+from services.gpu_engine.models.errors import CheckpointNotFoundError, naming
 from services.gpu_engine.models.gguf_checkpoint import GgufCheckpoint
 from services.gpu_engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 
@@ -18,6 +18,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: with what is wrong and what is supported.
     """
+    with naming(path):
+        return _open(path)
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_file():
         return GgufCheckpoint(path)
     if (path / "config.json").is_file():

@@ -189,3 +189,43 @@ def test_the_path_may_be_a_folder_with_one_file(tmp_path: Path) -> None:
     write(tmp_path / "b.gguf")
     with pytest.raises(CheckpointNotFoundError, match="holds 2 GGUF files"):
         open_checkpoint(tmp_path)
+
+
+def replace_number(path: Path, key: str, value: int) -> None:
+    """Overwrite a 32-bit number of the metadata, as damage would."""
+    content = bytearray(path.read_bytes())
+    start = content.index(key.encode()) + len(key) + 4  # past the value's type
+    content[start : start + 4] = value.to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("llama.block_count", 1 << 24, "layers is 16777216, must be 1 to 4096"),
+        ("llama.attention.head_count_kv", 3, "heads is 4, must be a multiple of kv_heads 3"),
+        ("llama.vocab_size", 1 << 31, "vocabulary is 2147483648"),
+        ("tokenizer.ggml.eos_token_id", 1 << 30, "eos id is 1073741824"),
+    ],
+)
+def test_impossible_sizes_are_refused_at_once_naming_file_and_value(
+    tmp_path: Path, key: str, value: int, message: str
+) -> None:
+    path = write(tmp_path / "m.gguf")
+    replace_number(path, key, value)
+    with pytest.raises(CorruptCheckpointError, match=re.escape(f"{path}: model {message}")):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "key"),
+    [
+        ({"split.count": "three"}, "split.count"),
+        ({"tokenizer.ggml.eot_token_id": "one"}, "tokenizer.ggml.eot_token_id"),
+        ({"tokenizer.ggml.pre": 7}, "tokenizer.ggml.pre"),
+    ],
+)
+def test_metadata_of_another_type_is_named(tmp_path: Path, metadata: dict[str, Any], key: str) -> None:
+    path = write(tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(CheckpointError, match=re.escape(str(path)) + ".*" + re.escape(key)):
+        open_checkpoint(path)
