@@ -9,12 +9,25 @@ from google.protobuf import any_pb2, duration_pb2, message
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
+# A status travels in HTTP/2 headers, percent-encoded and once more in its details; clients drop the whole status, and
+# report another, when that passes 8 KiB.
+MAX_TEXT_BYTES = 1024
+MAX_QUOTED_BYTES = 128
+
+
+def clipped(text: str, limit: int = MAX_TEXT_BYTES) -> str:
+    """``text`` itself, or the beginning of it: at most ``limit`` bytes of UTF-8 and a mark that there was more."""
+    data = text.encode(errors="replace")
+    return text if len(data) <= limit else data[:limit].decode(errors="ignore") + "…"
 
 
 class GatewayError(Exception):
     """A request's failure. ``str()`` is what the caller reads: the field, its value and the limit."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(self, text: str) -> None:
+        super().__init__(clipped(text))
 
     def details(self) -> list[message.Message]:
         """google.rpc messages that let programs act on the error."""
@@ -40,7 +53,7 @@ class FieldError(GatewayError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field} {problem}" if field else problem)
         self.field = field
-        self.problem = problem
+        self.problem = clipped(problem)
 
     def details(self) -> list[message.Message]:
         violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.problem)
@@ -51,7 +64,7 @@ class ModelNotFoundError(GatewayError):
     code = grpc.StatusCode.NOT_FOUND
 
     def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"model {asked!r} is not served here; {served!r} is")
+        super().__init__(f"model {clipped(asked, MAX_QUOTED_BYTES)!r} is not served here; {served!r} is")
 
 
 class RetryableError(GatewayError):

@@ -199,3 +199,14 @@ async def test_any_mix_of_values_ends_with_a_definite_status() -> None:
                 assert result.ids == np.resize(ids, count).tolist()
             else:
                 assert bad_field(result)
+
+
+@pytest.mark.parametrize("char", ["x", "\x00", "é", "😀"])
+async def test_a_refusal_that_quotes_the_caller_arrives_whatever_its_length(char: str) -> None:
+    quoting = model_card(chat_template="{{ raise_exception(messages[0].content) }}")
+    async with gateway(card=quoting) as system:
+        result = await generate(system, text_request(model=char * 100_000))
+        assert result.code is grpc.StatusCode.NOT_FOUND, result
+        assert "is not served here; 'small' is" in result.details
+        chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=char * 100_000)])
+        assert bad_field(await generate(system, pb.GenerateRequest(chat=chat))) == "chat.messages"
