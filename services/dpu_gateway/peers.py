@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ class Peers:
 
     def __init__(self, directory: Path, instance: str, worker: int) -> None:
         self._directory = directory
-        self._pattern = f"gateway-{instance}-*.sock"
+        # A glob would also match the sockets of an instance whose name begins with this one's.
+        self._name = re.compile(rf"gateway-{re.escape(instance)}-\d+\.sock")
         self._own = socket_path(directory, instance, worker)
         self._channels: dict[Path, grpc.aio.Channel] = {}
 
     async def abort(self, request_id: str) -> bool:
         """Ask every peer at once; whether any of them had the request."""
-        paths = [path for path in self._directory.glob(self._pattern) if path != self._own]
+        paths = [path for path in self._directory.iterdir() if self._name.fullmatch(path.name) and path != self._own]
         return any(await asyncio.gather(*(self._abort_at(path, request_id) for path in paths)))
 
     async def _abort_at(self, path: Path, request_id: str) -> bool:
