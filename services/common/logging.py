@@ -1,7 +1,8 @@
 """Structured logs: JSON lines on stderr, or readable ones when stderr is a terminal.
 
 Every event carries a UTC timestamp, the process's role and whatever the running task bound with ``bound_request``.
-Events of libraries that use the standard library's logging take the same way out.
+Events of libraries that use the standard library's logging take the same way out. Tracebacks carry no local
+variables: those of a request hold its prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, TextIO, cast
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 Logger = FilteringBoundLogger
@@ -81,11 +83,11 @@ def configure_logging(
         add_process,
     ]
     render: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if console
         else [
             structlog.processors.StackInfoRenderer(),
-            structlog.processors.dict_tracebacks,
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ]
     )

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -90,3 +90,19 @@ def test_a_terminal_gets_readable_lines() -> None:
     get_logger().info("ready", port=5)
     assert not stream.getvalue().startswith("{")
     assert "ready" in stream.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_traceback_holds_no_local_variables(log_format: Literal["json", "console"]) -> None:
+    def fail(prompt: str) -> None:
+        raise ValueError("broken")
+
+    stream = io.StringIO()
+    configure_logging("x", log_format=log_format, stream=stream)
+    for log in (get_logger(), logging.getLogger("grpc")):
+        try:
+            fail("".join(("a secret", " prompt")))  # joined here, so that the line of code does not hold it
+        except ValueError:
+            log.exception("crashed")
+    assert stream.getvalue().count("broken") >= 2
+    assert "a secret prompt" not in stream.getvalue()
