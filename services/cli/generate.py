@@ -48,7 +48,7 @@ class Options:
 
 def generate(options: Options) -> None:
     """Run the command. Raises CommandError; an interrupt cancels the generation and goes on as KeyboardInterrupt."""
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _read_prompt() if options.prompt == "-" else options.prompt
     started = time.perf_counter()
     with grpc.insecure_channel(options.address) as channel:
         call = _start(channel, options, prompt)
@@ -88,9 +88,14 @@ class TextStream:
 
 
 def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.GenerateRequest:
-    """The request for the options; raises CommandError when two of them contradict each other."""
+    """The request for the options; raises CommandError when one is no text or two contradict each other."""
     if options.system is not None and not chat:
         raise CommandError("--system needs a chat template: the model has none, or --raw was given")
+    texts = {"prompt": [prompt], "--system": [options.system], "--model": [options.model]}
+    texts |= {"--request-id": [options.request_id], "--stop": options.stop or []}
+    for name, values in texts.items():
+        if not all(_is_text(value) for value in values):
+            raise CommandError(f"{name} is not valid UTF-8")
     request = inference_pb2.GenerateRequest(request_id=options.request_id or "", model=options.model or "")
     if chat:
         if options.system is not None:
@@ -110,6 +115,25 @@ def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.Ge
     if options.time_limit is not None:
         request.time_limit.FromNanoseconds(round(options.time_limit * 1e9))
     return request
+
+
+def _read_prompt() -> str:
+    """All of standard input. Raises CommandError when it is no text, as a prompt with replaced bytes is another one."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise CommandError(
+            f"standard input is not valid UTF-8: byte {error.start} is 0x{error.object[error.start]:02X}"
+        ) from error
+
+
+def _is_text(value: str | None) -> bool:
+    """False for a word of the command line with bytes that are no UTF-8: Python keeps those as lone surrogates."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _set(message: Any, options: Options, *names: str) -> None:

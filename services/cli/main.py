@@ -27,6 +27,8 @@ Address = Annotated[
 ]
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_U32 = (1 << 32) - 1
+MIN_I32, MAX_I32 = -(1 << 31), (1 << 31) - 1
+MAX_SECONDS = MAX_U32 // 1000  # the API counts milliseconds
 ModelName = Annotated[str, typer.Argument(help="Name of a known model; `blink model list` shows them.")]
 
 
@@ -74,8 +76,10 @@ def generate_text(
     stop_token_id: Annotated[list[int] | None, typer.Option(min=0, max=MAX_U32, help="End at this token.")] = None,
     ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Go on past end-of-sequence.")] = None,
     logprobs: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="With --json: so many alternatives.")] = None,
-    priority: Annotated[int | None, typer.Option(help="-4 to 4, higher goes first.")] = None,
-    time_limit: Annotated[float | None, typer.Option(min=0, help="Seconds until generation is cut short.")] = None,
+    priority: Annotated[int | None, typer.Option(min=MIN_I32, max=MAX_I32, help="-4 to 4, higher goes first.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0, max=MAX_SECONDS, help="Seconds until generation is cut short.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON.")] = False,
 ) -> None:
     """Stream one generation: a chat when the model has a template. Ctrl-C aborts it."""

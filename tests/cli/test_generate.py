@@ -82,6 +82,33 @@ async def test_an_engine_that_dies_in_mid_stream_is_one_clear_line() -> None:
         assert_one_line_failure(await running, "UNAVAILABLE")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a\udcffb"], ["prompt", "UTF-8"]),
+        (["x", "--stop", "\udcff"], ["--stop", "UTF-8"]),
+        (["x", "--system", "\udcff"], ["--system"]),
+        (["x", "--model", "\udcff"], ["--model", "UTF-8"]),
+        (["x", "--request-id", "\udcff"], ["--request-id", "UTF-8"]),
+        (["x", "--time-limit", "inf"], ["--time-limit"]),
+        (["x", "--time-limit", "nan"], ["--time-limit"]),
+        (["x", "--time-limit", "1e300"], ["--time-limit"]),
+        (["x", "--priority", "99999999999"], ["--priority"]),
+        (["x", "--max-tokens", "99999999999"], ["--max-tokens"]),
+        (["x", "--seed", "-1"], ["--seed"]),
+    ],
+)
+def test_an_option_that_no_message_can_hold_is_one_clear_line(arguments: list[str], words: list[str]) -> None:
+    assert_one_line_failure(blink("generate", "--raw", *arguments, "--address", "127.0.0.1:1"), *words)
+
+
+def test_standard_input_that_is_no_text_is_one_clear_line() -> None:
+    command = [*BLINK, "generate", "-", "--raw", "--address", "127.0.0.1:1"]
+    done = subprocess.run(command, input=b"ab\xff", capture_output=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "blink: standard input is not valid UTF-8: byte 2 is 0xFF\n"
+
+
 def test_no_gateway_is_one_clear_line() -> None:
     assert_one_line_failure(blink("generate", "x", "--address", "127.0.0.1:1"), "127.0.0.1:1", "blink up")
 
