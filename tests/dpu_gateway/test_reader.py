@@ -9,7 +9,7 @@ from services.dpu_gateway.streams import Stream
 from services.ring import dtypes
 from services.ring.errors import CorruptLogError
 from services.ring.record import pack_record
-from services.ring.schema import FinishReason, LogKind, RejectCode, submission_tag
+from services.ring.schema import LANE_OUTBOUND, FinishReason, LogKind, RejectCode, submission_tag
 from tests.support.lanes import LanePair, lane_pair
 from tests.support.rings import ring_info
 from tests.support.stand_in_engine import Behaviour
@@ -105,6 +105,18 @@ def test_a_queued_request_is_accepted_once_the_engine_took_its_doorbell() -> Non
     reading.reader.poll()
     assert not stream.accepted
     reading.round()
+    assert stream.accepted
+
+
+def test_a_doorbell_that_is_seen_taken_is_no_acceptance_before_the_log_is_read_again() -> None:
+    """The engine may have taken it to refuse it, and its FINISH may come with the next round."""
+    reading = Reading()
+    stream = reading.submit(0, [1], 4)
+    taken = reading.pair.info.geometry.outbound(0) + LANE_OUTBOUND.offset_of("next_position")
+    reading.pair.transport.write(taken, (stream.position + 1).to_bytes(8, "little"), flag=True)
+    reading.reader.poll()
+    assert not stream.accepted
+    reading.reader.poll()
     assert stream.accepted
 
 

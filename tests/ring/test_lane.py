@@ -7,9 +7,10 @@ import pytest
 
 from services.ring import schema
 from services.ring.errors import AttachTimeoutError, CorruptLogError, LaneLostError
+from services.ring.loopback import LoopbackTransport
 from services.ring.record import pack_record
 from services.ring.schema import DescriptorFlag, FinishReason, LogKind, SlotPhase
-from tests.support.lanes import LEASE_TIMEOUT, lane_pair
+from tests.support.lanes import LEASE_TIMEOUT, LanePair, lane_pair
 from tests.support.rings import ring_info
 from tests.support.stand_in_engine import Behaviour
 
@@ -112,6 +113,58 @@ def test_lease_is_renewed_after_a_quarter_of_it() -> None:
     assert not pair.lane.acknowledge()
     pair.clock.now += LEASE_TIMEOUT / 4
     assert pair.lane.acknowledge()
+
+
+def test_a_lease_that_is_renewed_in_time_never_runs_out() -> None:
+    pair = lane_pair(behaviour=Behaviour(lease_timeout=LEASE_TIMEOUT))
+    for _ in range(40):
+        pair.clock.now += LEASE_TIMEOUT / 3
+        pair.run(1)
+    pair.lane.submit(pack_record([1], slot=0, max_tokens=1), 0)
+
+
+class Stopped(LoopbackTransport):
+    """Its process is stopped for ``seconds`` after one operation has begun, "read" or "write"."""
+
+    def __init__(self, pair: LanePair, operation: str, seconds: float) -> None:
+        super().__init__(pair.region)
+        self._clock, self._operation, self._seconds = pair.clock, operation, seconds
+
+    def _stop_once(self, operation: str) -> None:
+        if operation == self._operation:
+            self._clock.now, self._seconds = self._clock.now + self._seconds, 0.0
+
+    def write(self, offset: int, data: bytes, *, flag: bool = False) -> None:
+        self._stop_once("write")
+        super().write(offset, data, flag=flag)
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._stop_once("read")
+        return super().read(offset, length)
+
+
+def test_a_renewal_counts_from_before_its_write() -> None:
+    """Else a gateway stopped between its clock and its write would take the lane for its own longer than the engine."""
+    pair = lane_pair()
+    rival = pair.rival(8)
+    rival.begin_attach()
+    pair.engine.step()
+    assert rival.attached()
+    rival._transport = Stopped(pair, "write", LEASE_TIMEOUT * 0.9)
+    rival.acknowledge(now=True)
+    pair.clock.now += LEASE_TIMEOUT * 0.2
+    with pytest.raises(LaneLostError, match="no lease renewal"):
+        rival.poll()
+
+
+def test_an_attach_whose_answer_was_read_a_lease_ago_is_not_believed() -> None:
+    pair = lane_pair()
+    rival = pair.rival(8)
+    rival.begin_attach()
+    pair.engine.step()
+    rival._transport = Stopped(pair, "read", LEASE_TIMEOUT)
+    with pytest.raises(LaneLostError, match="no lease renewal"):
+        rival.attached()
 
 
 def test_attach_gives_up_at_its_deadline() -> None:
