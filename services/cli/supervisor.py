@@ -88,7 +88,8 @@ class Supervisor:
         elif event.exit_code is not None:
             self._handle_end(child, describe_exit(event.exit_code))
         else:
-            self._show(event)
+            if event.name != "failed":  # its words are those of the child's end, which comes next
+                self._show(event)
             if event.name in {"failed", "crashed"}:
                 child.last_error = str(event.values.get("error", "crashed; its log above says where"))
             elif event.name == ("ready" if child is self._bootstrap else "attached"):

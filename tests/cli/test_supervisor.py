@@ -135,6 +135,7 @@ def test_what_fails_at_the_start_ends_the_start_with_its_own_words(stage: Stage,
     (stage.folder / f"{name}.fails").touch()
     with pytest.raises(CommandError, match=f"{name} did not start: {name} is broken"):
         stage.run(lambda: None)
+    assert not [event for event in stage.shown if event.name == "failed"]  # one failure is one line
 
 
 def test_what_does_not_drain_in_time_is_killed(stage: Stage) -> None:
