@@ -91,8 +91,8 @@ def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.Ge
     """The request for the options; raises CommandError when one is no text or two contradict each other."""
     if options.system is not None and not chat:
         raise CommandError("--system needs a chat template: the model has none, or --raw was given")
-    texts = {"prompt": [prompt], "--system": [options.system], "--model": [options.model]}
-    texts |= {"--request-id": [options.request_id], "--stop": options.stop or []}
+    texts: dict[str, Sequence[str | None]] = {"prompt": [prompt], "--system": [options.system]}
+    texts |= {"--model": [options.model], "--request-id": [options.request_id], "--stop": options.stop or []}
     for name, values in texts.items():
         if not all(_is_text(value) for value in values):
             raise CommandError(f"{name} is not valid UTF-8")
