@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
+from services.common.errors import BlinkError
 
-class UnsupportedTokenizerError(ValueError):
+
+class UnsupportedTokenizerError(BlinkError):
     """The model's tokenizer cannot be decoded incrementally."""
 
 

@@ -70,13 +70,18 @@ class EngineLink:
         return self._model
 
     async def run(self) -> None:
-        """Attach and serve for ever; ends by being cancelled, and then gives the lane back."""
+        """Attach and serve for ever; ends by being cancelled, and then gives the lane back.
+
+        Raises UnsupportedTokenizerError when the first model that is offered can never be served.
+        """
         async with grpc.aio.insecure_channel(self._bootstrap, options=HANDSHAKE_OPTIONS) as channel:
             stub = bootstrap_pb2_grpc.BootstrapStub(channel)
             while True:
                 try:
                     session = await self._attach(stub)
                 except (AttachError, RingError, UnsupportedTokenizerError) as error:
+                    if isinstance(error, UnsupportedTokenizerError) and self._model is None:
+                        raise  # whoever started this worker must hear of it
                     self._explain(str(error))
                     await self._report(False)
                 else:

@@ -83,7 +83,7 @@ class Worker:
 
 
 async def serve(settings: GatewaySettings) -> int:
-    """Run until SIGTERM or SIGINT, drain, and return the exit code."""
+    """Run until SIGTERM or SIGINT, drain, and return the exit code. Raises what ended the engine's link for good."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,9 +92,10 @@ async def serve(settings: GatewaySettings) -> int:
     await worker.start()
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((stopped, worker.link_task), return_when=asyncio.FIRST_COMPLETED)
-    if worker.link_task.done():
-        worker.link_task.result()  # it runs for ever, so this raises what broke it
+    broken = worker.link_task.exception() if worker.link_task.done() else None
     await worker.drain()
+    if broken is not None:
+        raise broken
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from services.common.runtime import ring_path
 from tests.e2e.conftest import Launch
 from tests.e2e.product import Stream, request, until
+from tests.gpu_engine.models.tiny import random_weights, tiny_config, write_hugging_face
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -137,4 +139,21 @@ def test_a_damaged_model_says_so_in_one_line(
     assert product.end() == 1
     assert "damaged.gguf" in product.lines[-1]
     assert words in product.lines[-1]
+    assert product.left_behind() == []
+
+
+def test_a_model_whose_tokenizer_cannot_be_served_says_so_in_one_line(launch: Launch, tmp_path: Path) -> None:
+    config = tiny_config()
+    write_hugging_face(tmp_path, config, random_weights(config))
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = tokenizer["decoder"] = {
+        "type": "Metaspace",
+        "replacement": "_",
+        "prepend_scheme": "first",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    product = launch(model=str(tmp_path))
+    assert product.end() == 1
+    assert "the tokenizer's decoder is ['Metaspace'], only ByteLevel is supported" in product.lines[-1]
+    assert not [line for line in product.lines if "Traceback" in line]
     assert product.left_behind() == []
