@@ -21,7 +21,7 @@ from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.driver import Device, Stream, Timer
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
-from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepLimits
+from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.checkpoint import Progress
 from services.gpu_engine.models.config import ModelConfig
@@ -63,6 +63,7 @@ class RandomWeights:
     """Normal weights of a model, cut from one random pool."""
 
     def __init__(self, config: ModelConfig) -> None:
+        self.config = config
         self.layers: tuple[Layer, ...] = llama(config)
         self._rng = np.random.default_rng()
         largest = max(int(np.prod(spec.shape)) for spec in tensors_of(self.layers))
@@ -108,11 +109,19 @@ class Bench:
         source = RandomWeights(LLAMA_3_8B)
         self.layers = source.layers
         self.weights = DeviceWeights(source)
-        limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE, 1)
+        limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE)
         self.pages = 8192
         compiler = Compiler(self.device.arch, default_cache())
+        self.arrays = StepArrays(limits)
         self.executor = StepExecutor(
-            self.device, self.geometry, self.layers, self.weights, limits=limits, pages=self.pages, compiler=compiler
+            self.device,
+            self.geometry,
+            self.layers,
+            self.weights,
+            step=self.arrays.addresses,
+            limits=limits,
+            pages=self.pages,
+            compiler=compiler,
         )
         pages = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
         for offset in range(0, self.executor.cache.nbytes, pages.nbytes):
@@ -128,7 +137,7 @@ class Bench:
             needed = -(-(computed + count) // self.geometry.page_size)
             table[line, :needed], free = free[:needed], free[needed:]
         counts = [count for _, count in rows]
-        self.executor.arrays.upload(
+        self.arrays.upload(
             HostStep(
                 token_ids=rng.integers(0, LLAMA_3_8B.vocabulary, sum(counts)).astype(np.int32),
                 positions=np.concatenate([np.arange(a, a + n) for a, n in rows]).astype(np.int32),
@@ -250,14 +259,14 @@ class Bench:
         rng = np.random.default_rng()
         logits = self.executor.activations.logits
         logits.upload((rng.standard_normal((rows, LLAMA_3_8B.vocabulary)) * 3).astype(np.float32))
-        self.executor.arrays.counts.upload(np.array([rows, rows, rows], np.uint32))
+        self.arrays.counts.upload(np.array([rows, rows, rows], np.uint32))
         times = []
         for parameters in SAMPLING.values():
             sampling = greedy(rows)
             for name, value in parameters.items():
                 sampling[name] = value
             sampling["seed"] = rng.integers(0, 1 << 62, rows)
-            self.executor.arrays.sampling.upload(sampling)
+            self.arrays.sampling.upload(sampling)
             times.append(self.seconds(lambda: self.executor.sampler.sample(self.stream, rows, logits.pointer)))
         print(
             f"sampling of {rows:3} rows, us: "

@@ -9,6 +9,7 @@ from typing import Protocol
 from services.bootstrap.errors import BootstrapError
 from services.bootstrap.memory import available_bytes, require_memory
 from services.bootstrap.settings import BootstrapSettings
+from services.common.errors import BlinkError
 from services.gpu_engine.cpu.engine import CpuEngine
 from services.gpu_engine.engine import Engine, EngineLimits
 from services.gpu_engine.models.checkpoint import Checkpoint
@@ -37,9 +38,14 @@ class EngineBuilder(Protocol):
 
 
 def require_engine(settings: BootstrapSettings) -> None:
-    """Refuse an engine that this build does not have. Raises BootstrapError."""
-    if settings.engine != "cpu":
-        raise BootstrapError(f"engine is {settings.engine!r}, which this build does not have: use --engine cpu")
+    """Refuse at once an engine that this machine can't run. Raises BootstrapError."""
+    if settings.engine == "cuda":
+        try:
+            from services.gpu_engine.cuda.driver import Device  # noqa: PLC0415 (an optional extra)
+
+            Device()
+        except BlinkError as error:
+            raise BootstrapError(f"engine is 'cuda', but {error}; without a GPU use --engine cpu") from error
 
 
 def build_engine(
@@ -62,6 +68,10 @@ def build_engine(
         lease_timeout_ms=settings.lease_timeout_ms,
         priority_boost=settings.priority_boost,
     )
+    if settings.engine == "cuda":
+        from services.gpu_engine.cuda.assemble import assemble  # noqa: PLC0415 (an optional extra)
+
+        return assemble(checkpoint, region, limits, epoch=epoch, progress=progress)
     require_memory(memory_parts(checkpoint, limits, info), available_bytes())
     return CpuEngine(
         checkpoint,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from services.ring.schema import LINE_BYTES, RingGeometry, record_bytes
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MAX_DEFAULT_ARENA_BYTES = 64 << 20
+CUDA_DEFAULTS = {"kv_tokens": 262_144, "max_running": 256, "max_batched_tokens": 2_048}
 
 
 class BootstrapSettings(ProcessSettings):
@@ -35,14 +36,23 @@ class BootstrapSettings(ProcessSettings):
     lease_timeout_ms: int = Field(3_000, ge=100, le=600_000, description="a silent gateway loses its lane after this")
 
     max_context_tokens: int = Field(0, ge=0, le=1 << 20, description="prompt and output together; 0: the model's own")
-    kv_tokens: int = Field(32_768, ge=16, le=1 << 26, description="tokens that the KV cache holds, of all requests")
+    kv_tokens: int = Field(
+        32_768, ge=16, le=1 << 26, description="tokens that the KV cache holds, of all requests; cuda: 262,144"
+    )
     page_size: int = Field(16, ge=1, le=1024, description="tokens of one KV page")
-    max_running: int = Field(64, ge=1, le=4096, description="sequences computed at once")
-    max_batched_tokens: int = Field(256, ge=1, le=1 << 16, description="tokens of one step, prompt chunks included")
+    max_running: int = Field(64, ge=1, le=4096, description="sequences computed at once; cuda: 256")
+    max_batched_tokens: int = Field(
+        256, ge=1, le=1 << 16, description="tokens of one step, prompt chunks included; cuda: 2,048"
+    )
     max_waiting: int = Field(256, ge=1, le=1 << 20, description="requests queued; more are refused")
     priority_boost: int = Field(32, ge=0, le=1 << 16, description="requests of its lane that one priority may overtake")
     threads: int = Field(0, ge=0, le=1024, description="of the cpu engine; 0: the CPUs that this process may use")
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="for running requests to finish after SIGTERM")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return (CUDA_DEFAULTS if values.get("engine") == "cuda" else {}) | values
 
     @model_validator(mode="after")
     def _sizes_fit_each_other(self) -> Self:

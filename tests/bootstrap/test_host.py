@@ -188,7 +188,7 @@ def test_a_socket_in_use_is_refused(bootstrap: Bootstrap) -> None:
     ("flags", "fault", "words"),
     [
         (["--model=/nowhere.gguf"], "", "'/nowhere.gguf' is no known model"),
-        (["--engine=cuda"], "", "engine is 'cuda', which this build does not have: use --engine cpu"),
+        (["--engine=cuda"], "", "engine is 'cuda', but"),
         (["--max-context-tokens=257"], "", "max_context_tokens is 257, the model's limit is 256"),
         ([], "load", "the weights are broken"),
         ([], "loop", "the loop is broken"),

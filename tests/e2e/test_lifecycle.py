@@ -110,7 +110,7 @@ def test_two_instances_run_side_by_side(launch: Launch) -> None:
     ("flags", "words"),
     [
         (["--model", "/nowhere.gguf"], ["'/nowhere.gguf'", "no known model"]),
-        (["--engine", "cuda"], ["cuda", "--engine cpu"]),
+        (["--engine", "cuda"], ["engine is 'cuda'", "--engine cpu"]),
         (["--set", "bootstrap.kv_tokenz=1"], ["kv-tokenz"]),
         (["--set", "bootstrap.kv_tokens=1"], ["kv_tokens is '1'", "16"]),
         (["--set", "nonsense"], ["bootstrap.NAME=VALUE"]),

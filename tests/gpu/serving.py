@@ -17,11 +17,12 @@ import numpy as np
 
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.control_loop.build import THREADS, build_control_loop
-from services.gpu_engine.cuda.control_loop.loop import ControlLoop, LoopConfig, StepAddresses
+from services.gpu_engine.cuda.control_loop.loop import ControlLoop, LoopConfig
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream
 from services.gpu_engine.cuda.engine import CudaEngine
 from services.gpu_engine.cuda.graph_cache import Record
 from services.gpu_engine.cuda.ring_memory import MappedRing
+from services.gpu_engine.cuda.step_arrays import StepAddresses
 from services.ring import _atomics, schema
 from services.ring.header import RingInfo, RingStatus, read_ring_info, read_status
 from services.ring.memory import MemoryTransport

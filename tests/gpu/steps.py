@@ -97,13 +97,12 @@ class KernelBench:
         width = -(-max(sum(row) for row in rows) // page_size) + 1
         self.pages = sum(-(-sum(row) // page_size) for row in rows) + 3
         lines = len(rows) + 2
-        self.limits = StepLimits(self.tokens + 5, lines, width, 1)
+        self.limits = StepLimits(self.tokens + 5, lines, width)
         self.arrays = StepArrays(self.limits)
-        self.arrays.token_row.fill(POISON)
-        self.work = AttentionWork(self.geometry, self.limits)
-        for buffer in (self.work.partial_out, self.work.partial_ml, self.work.tiles, self.work.splits):
+        work = self.work = AttentionWork(self.geometry, self.limits)
+        for buffer in (work.token_row, work.partial_out, work.partial_ml, work.tiles, work.splits):
             buffer.fill(POISON)
-        self.kernels = Kernels(device, self.geometry, compiler, self.arrays, self.work)
+        self.kernels = Kernels(device, self.geometry, compiler, self.arrays.addresses, work)
         self.step = ragged_step(
             rng,
             rows,

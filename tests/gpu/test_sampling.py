@@ -76,9 +76,9 @@ class Bench:
     """The sampler of one vocabulary."""
 
     def __init__(self, compiler: Compiler, stream: Stream, vocabulary: int) -> None:
-        self.arrays = StepArrays(StepLimits(64, 64, 1, 64 * HISTORY))
+        self.arrays = StepArrays(StepLimits(64, 64, 1), 64 * HISTORY)
         self.stream, self.vocabulary = stream, vocabulary
-        self.sampler = Sampler(vocabulary, compiler, self.arrays)
+        self.sampler = Sampler(vocabulary, compiler, self.arrays.addresses, 64)
 
     def draw(self, case: Case) -> StepResult:
         rows = len(case.sampling)

@@ -15,7 +15,7 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Graph, Stream
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
-from services.gpu_engine.cuda.step_arrays import HostStep, StepLimits
+from services.gpu_engine.cuda.step_arrays import HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from tests.gpu.steps import POISON, as_array, relative_error, sampling_rows
@@ -73,6 +73,7 @@ class Model:
 
     exact: Any
     rounded: Any
+    arrays: StepArrays
     executor: StepExecutor
     vocabulary: int
     spread: float
@@ -103,16 +104,25 @@ def model(
         transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         for dtype in (torch.float32, torch.bfloat16)
     )
-    return Model(exact, rounded, load(device, compiler, folder), config.vocab_size, spread)
+    return Model(exact, rounded, *load(device, compiler, folder), config.vocab_size, spread)
 
 
-def load(device: Device, compiler: Compiler, folder: Path) -> StepExecutor:
+def load(device: Device, compiler: Compiler, folder: Path) -> tuple[StepArrays, StepExecutor]:
     checkpoint = SafetensorsCheckpoint(folder)
     geometry = Geometry(checkpoint.config, PAGE_SIZE)
-    limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE, 1)
-    weights = DeviceWeights(checkpoint)
-    pages = ROWS * PAGES_PER_SEQUENCE
-    return StepExecutor(device, geometry, checkpoint.layers, weights, limits=limits, pages=pages, compiler=compiler)
+    limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE)
+    arrays = StepArrays(limits)
+    executor = StepExecutor(
+        device,
+        geometry,
+        checkpoint.layers,
+        DeviceWeights(checkpoint),
+        step=arrays.addresses,
+        limits=limits,
+        pages=ROWS * PAGES_PER_SEQUENCE,
+        compiler=compiler,
+    )
+    return arrays, executor
 
 
 class Sequences:
@@ -149,10 +159,11 @@ def poison(executor: StepExecutor) -> None:
         buffer.fill(POISON)
 
 
-def run(executor: StepExecutor, stream: Stream, step: HostStep, graph: Graph | None = None) -> NDArray[np.float32]:
+def run(model: Model, stream: Stream, step: HostStep, graph: Graph | None = None) -> NDArray[np.float32]:
     """Logits of the sampled rows."""
+    executor = model.executor
     poison(executor)
-    executor.arrays.upload(step)
+    model.arrays.upload(step)
     if graph:
         graph.launch(stream)
     else:
@@ -177,8 +188,8 @@ def test_logits_of_mixed_steps_match_transformers(model: Model, stream: Stream, 
     errors, errors_of_bf16 = [], []
     for counts in SCRIPT:
         step = sequences.step(counts)
-        found = run(model.executor, stream, step)
-        tokens = model.executor.arrays.result(step.sample_row.size).tokens
+        found = run(model, stream, step)
+        tokens = model.arrays.result(step.sample_row.size).tokens
         rows = [i for i, count in enumerate(counts) if count]
         for logits, token, i in zip(found, tokens, rows, strict=True):
             last = sequences.computed[i] - 1
@@ -206,5 +217,5 @@ def test_a_captured_step_gives_the_same_bits_for_every_mix(
         model.executor.launch(stream, TOKENS, ROWS)
     for counts in SCRIPT:
         step = sequences.step(counts)
-        launched = run(model.executor, stream, step)
-        np.testing.assert_array_equal(run(model.executor, stream, step, graphs[0]), launched)
+        launched = run(model, stream, step)
+        np.testing.assert_array_equal(run(model, stream, step, graphs[0]), launched)

@@ -29,6 +29,7 @@ class AttentionWork:
         context = limits.pages_per_sequence * geometry.page_size
         splits = limits.rows * min(MAX_SPLITS, -(-context // MIN_SPLIT))
         tiles = limits.tokens // (TILE_ROWS // geometry.group) + limits.rows
+        self.token_row = Buffer(4 * limits.tokens)  # of the step's tokens; other kernels read it too
         self.counts = Buffer(8)
         self.tiles = Buffer(ITEM_BYTES * tiles)
         self.splits = Buffer(ITEM_BYTES * splits)

@@ -19,12 +19,15 @@ _FAILURE = schema.header_offset(schema.ENGINE_STATUS) + schema.ENGINE_STATUS.off
 class CudaEngine(Engine):
     """Serves a ring with a control loop whose step graphs are captured; ``transport`` reaches that ring.
 
+    ``memory`` is what the graphs work on; it lives as long as the engine, because freeing it waits for the loop's end.
+
     DRAIN and STOP come to the loop through the ring's Command, from whoever owns the ring. All methods are called on
     the thread that made the control loop.
     """
 
-    def __init__(self, loop: ControlLoop, transport: Transport) -> None:
+    def __init__(self, loop: ControlLoop, transport: Transport, memory: object = None) -> None:
         self._loop = loop
+        self._memory = memory
         self._transport = transport
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:

@@ -18,7 +18,7 @@ from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.sampler import Sampler
-from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
+from services.gpu_engine.cuda.step_arrays import StepAddresses, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
@@ -61,6 +61,8 @@ class StepExecutor:
 
     Args:
         layers: the family's layers of the model.
+        step: where the steps lie, and their results go.
+        limits: the largest step.
         pages: of the KV cache.
     """
 
@@ -71,15 +73,15 @@ class StepExecutor:
         layers: tuple[Layer, ...],
         weights: DeviceWeights,
         *,
+        step: StepAddresses,
         limits: StepLimits,
         pages: int,
         compiler: Compiler,
     ) -> None:
-        self.arrays = StepArrays(limits)
         self.activations = Activations.allocate(geometry, limits)
         self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
-        self.kernels = Kernels(device, geometry, compiler, self.arrays, AttentionWork(geometry, limits))
-        self.sampler = Sampler(geometry.config.vocabulary, compiler, self.arrays)
+        self.kernels = Kernels(device, geometry, compiler, step, AttentionWork(geometry, limits))
+        self.sampler = Sampler(geometry.config.vocabulary, compiler, step, limits.rows)
         self._layers = layers
         self._weights = weights
         self._geometry = geometry
@@ -96,7 +98,7 @@ class StepExecutor:
         return self.cache.pointer + layer * self._layer_bytes
 
     def launch(self, stream: Stream, tokens: int, samples: int) -> None:
-        """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; what it holds is in ``arrays``."""
+        """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there."""
         self.kernels.plan_attention(stream)
         delta: int | None = None  # what the last layer adds to the residual stream; the next norm adds it
         for layer in self._layers:

@@ -8,7 +8,7 @@ from services.gpu_engine.cuda.attention_work import AttentionWork
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.geometry import Geometry
-from services.gpu_engine.cuda.step_arrays import StepArrays
+from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
 
 SOURCES = (
     "attention.cu",
@@ -30,13 +30,13 @@ class Kernels:
     """
 
     def __init__(
-        self, device: Device, geometry: Geometry, compiler: Compiler, arrays: StepArrays, work: AttentionWork
+        self, device: Device, geometry: Geometry, compiler: Compiler, step: StepAddresses, work: AttentionWork
     ) -> None:
         module = Module(compiler.build(SOURCES, geometry.defines()))
         self._geometry = geometry
-        self._memory = arrays, work  # the launches hold addresses alone
-        self._step, self._work = arrays.as_argument(), work.as_argument()
-        self._token_row = pointer(arrays.token_row)
+        self._memory = step.memory, work  # the launches hold addresses alone
+        self._step, self._work = CStep.of(step, work.token_row.pointer), work.as_argument()
+        self._token_row = pointer(work.token_row)
         self._embedding = module.kernel("embedding")
         self._plan = module.kernel("plan_attention")
         self._rms_norm = module.kernel("rms_norm")

@@ -6,7 +6,7 @@ import ctypes
 
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Module, Stream, pointer
-from services.gpu_engine.cuda.step_arrays import StepArrays
+from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
 
 SAMPLE_BLOCK = 1024
 
@@ -18,18 +18,17 @@ class CSampleResult(ctypes.Structure):
 
 
 class Sampler:
-    """Samples the rows of ``arrays``, and writes its results there."""
+    """Samples up to ``rows`` rows of ``step``, and writes its results there."""
 
-    def __init__(self, vocabulary: int, compiler: Compiler, arrays: StepArrays) -> None:
+    def __init__(self, vocabulary: int, compiler: Compiler, step: StepAddresses, rows: int) -> None:
         module = Module(compiler.build(("sampling.cu",), {"BLINK_VOCABULARY": vocabulary}))
         self._sample = module.kernel("sample")
-        self.marks = Buffer(4 * arrays.limits.rows * vocabulary, "scratch memory of penalties")
+        self.marks = Buffer(4 * rows * vocabulary, "scratch memory of penalties")
         self.marks.fill(0)
-        self._memory = arrays  # the launches hold addresses alone
-        self._step = arrays.as_argument()
-        self._inputs = pointer(arrays.sampling), pointer(arrays.history)
-        results = (arrays.tokens, arrays.logprobs, arrays.top_tokens, arrays.top_logprobs)
-        self._result = CSampleResult(*(buffer.pointer for buffer in results))
+        self._memory = step.memory  # the launches hold addresses alone
+        self._step = CStep.of(step)
+        self._inputs = pointer(step.sampling), pointer(step.history)
+        self._result = CSampleResult(step.tokens, step.logprobs, step.top_tokens, step.top_logprobs)
 
     def sample(self, stream: Stream, samples: int, logits: int) -> None:
         """Launch for at most ``samples`` rows of float32 logits [samples, vocabulary]."""

@@ -1,6 +1,6 @@
 """The step in device memory: the arrays of docs/architecture.md, "The engine's step", and the result's.
 
-The control loop plans straight into these arrays; ``upload`` fills them from the host.
+Kernels get addresses: of the control loop's own arrays, or of ``StepArrays``, which the host fills.
 """
 
 from __future__ import annotations
@@ -41,13 +41,36 @@ class StepLimits:
         tokens: of one step.
         rows: sequences of one step, and lines of the page table.
         pages_per_sequence: entries of a line.
-        history_words: of all requests' token histories.
     """
 
     tokens: int
     rows: int
     pages_per_sequence: int
-    history_words: int
+
+
+@dataclass(frozen=True)
+class StepAddresses:
+    """Where the step lies in device memory: the arrays of docs/architecture.md, "The engine's step", and its result.
+
+    ``counts`` is tokens, rows and samples, three uint32. ``memory`` is whatever must live as long as the addresses.
+    """
+
+    counts: int
+    token_ids: int
+    positions: int
+    row_start: int
+    kv_length: int
+    sequence: int
+    page_table: int
+    sample_row: int
+    sampling: int
+    history: int
+    pages_per_sequence: int
+    tokens: int
+    logprobs: int
+    top_tokens: int
+    top_logprobs: int
+    memory: object
 
 
 @dataclass(frozen=True)
@@ -87,41 +110,52 @@ class StepResult:
     top_logprobs: NDArray[np.float32]
 
 
+_INPUTS = ("counts", "token_ids", "positions", "row_start", "kv_length", "sequence", "page_table", "sample_row")
+
+
 class CStep(ctypes.Structure):
-    """``blink::Step`` of kernels/step.cuh."""
+    """``blink::Step`` of kernels/step.cuh. ``token_row`` is attention's (attention_work.py)."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("counts", "token_ids", "positions", "row_start", "kv_length")),
-        *((name, ctypes.c_uint64) for name in ("sequence", "page_table", "sample_row", "token_row")),
+        *((name, ctypes.c_uint64) for name in _INPUTS),
+        ("token_row", ctypes.c_uint64),
         ("pages_per_sequence", ctypes.c_uint32),
     )
 
+    @classmethod
+    def of(cls, step: StepAddresses, token_row: int = 0) -> CStep:
+        return cls(*(getattr(step, name) for name in _INPUTS), token_row, step.pages_per_sequence)
+
 
 class StepArrays:
-    """Device memory for steps up to ``limits`` and for their results."""
+    """Device memory for steps up to ``limits`` and for their results, filled from the host.
 
-    def __init__(self, limits: StepLimits) -> None:
+    Args:
+        history_words: of all requests' token histories.
+    """
+
+    def __init__(self, limits: StepLimits, history_words: int = 1) -> None:
         self.limits = limits
         self.counts = Buffer(12)
         self.counts.fill(0)  # a launch before the first step does nothing
         self.token_ids = Buffer(4 * limits.tokens)
         self.positions = Buffer(4 * limits.tokens)
-        self.token_row = Buffer(4 * limits.tokens)
         self.row_start = Buffer(4 * (limits.rows + 1))
         self.kv_length = Buffer(4 * limits.rows)
         self.sequence = Buffer(4 * limits.rows)
         self.page_table = Buffer(4 * limits.rows * limits.pages_per_sequence, "the page table")
         self.sample_row = Buffer(4 * limits.rows)
         self.sampling = Buffer(ROW_SAMPLING.itemsize * limits.rows)
-        self.history = Buffer(4 * limits.history_words, "the token histories")
+        self.history = Buffer(4 * history_words, "the token histories")
         self.tokens = Buffer(4 * limits.rows)
         self.logprobs = Buffer(4 * limits.rows)
         self.top_tokens = Buffer(4 * limits.rows * MAX_TOP_LOGPROBS)
         self.top_logprobs = Buffer(4 * limits.rows * MAX_TOP_LOGPROBS)
 
-    def as_argument(self) -> CStep:
-        names = [field[0] for field in CStep._fields_ if field[1] is ctypes.c_uint64]
-        return CStep(*(getattr(self, name).pointer for name in names), self.limits.pages_per_sequence)
+    @property
+    def addresses(self) -> StepAddresses:
+        buffers = {name: value.pointer for name, value in vars(self).items() if isinstance(value, Buffer)}
+        return StepAddresses(**buffers, pages_per_sequence=self.limits.pages_per_sequence, memory=self)
 
     def upload(self, step: Step) -> None:
         """Copy a step to the device.

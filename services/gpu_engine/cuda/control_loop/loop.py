@@ -16,6 +16,7 @@ from services.gpu_engine.cuda.control_loop.errors import ControlLoopError
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, check, pointer
 from services.gpu_engine.cuda.errors import DriverError
 from services.gpu_engine.cuda.graph_cache import DeviceGraph, GraphCache, Progress, Record, capture
+from services.gpu_engine.cuda.step_arrays import StepAddresses
 from services.ring.schema import MAX_TOP_LOGPROBS
 
 MAX_LAUNCHES = 120  # kMaxLaunches of loop.cuh
@@ -69,30 +70,6 @@ class _Result(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("tokens", "logprobs", "top_tokens", "top_logprobs"))
 
 
-@dataclass(frozen=True)
-class StepAddresses:
-    """Where the step lies in device memory: the arrays of docs/architecture.md, "The engine's step", and its result.
-
-    ``counts`` is tokens, rows and samples, three uint32.
-    """
-
-    counts: int
-    token_ids: int
-    positions: int
-    row_start: int
-    kv_length: int
-    sequence: int
-    page_table: int
-    sample_row: int
-    sampling: int
-    history: int
-    pages_per_sequence: int
-    tokens: int
-    logprobs: int
-    top_tokens: int
-    top_logprobs: int
-
-
 class ControlLoop:
     """Everything the loop needs on the GPU, then the loop.
 
@@ -128,14 +105,16 @@ class ControlLoop:
         self._memory = Buffer(size, "the scheduler's state")
         self._memory.fill(0)
         addresses = self._lay_out(settings, self._memory.pointer)
-        self.step = StepAddresses(*map(int, addresses[1:]), *(buffer.pointer for buffer in self._results))
+        names = [field.name for field in fields(StepAddresses)][:-1]
+        places = (*map(int, addresses[1:]), *(buffer.pointer for buffer in self._results))
+        self.step = StepAddresses(**dict(zip(names, places, strict=True)), memory=(self._memory, *self._results))
         self.nbytes = size + sum(buffer.nbytes for buffer in (*self._results, self._trace, self._loop))
         self.graphs: GraphCache | None = None
         self._graph: DeviceGraph | None = None
         self._ended = check("cuEventCreate", cu.cuEventCreate(_BLOCKING_EVENT))
 
     def _lay_out(self, settings: _Settings, memory: int) -> npt.NDArray[np.uint64]:
-        words = len(fields(StepAddresses)) - len(self._results) + 1  # and the size
+        words = len(fields(StepAddresses)) - len(self._results)  # less what memory takes, and the size
         addresses = Buffer(8 * words)
         result = _Result(*(buffer.pointer for buffer in self._results))
         arguments = (pointer(self._loop), settings, result, pointer(memory), pointer(addresses))

@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests."""
+"""Fixtures of more than one package's tests."""
 
 from __future__ import annotations
 

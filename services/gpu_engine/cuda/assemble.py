@@ -1,0 +1,109 @@
+"""From a checkpoint and a ring to a cuda engine: device, weights, executor, step graphs, control loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from services.common.logging import get_logger
+from services.gpu_engine.cuda.compiler import Compiler, default_cache
+from services.gpu_engine.cuda.control_loop.build import build_control_loop
+from services.gpu_engine.cuda.control_loop.loop import ControlLoop, LoopConfig
+from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.cuda.engine import CudaEngine
+from services.gpu_engine.cuda.executor import StepExecutor
+from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.graph_cache import default_buckets
+from services.gpu_engine.cuda.ring_memory import MappedRing
+from services.gpu_engine.cuda.step_arrays import StepLimits
+from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
+from services.gpu_engine.engine import EngineLimits
+from services.gpu_engine.models.config import ModelConfig
+from services.ring.memory import MemoryTransport, Region
+
+StageProgress = Callable[[str, int, int], None]  # stage, done, total
+
+
+class Model(WeightSource, Protocol):
+    """What is read of a checkpoint."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+
+log = get_logger(component="cuda_engine")
+
+
+def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, progress: StageProgress) -> CudaEngine:
+    """Load and allocate everything, compile what is not cached, capture the step graphs. Run the engine on this thread.
+
+    The largest step has run once when this returns, so nothing that a step needs is left to be allocated.
+
+    Args:
+        region: a formatted ring.
+        epoch: of this start; differs for every start.
+
+    Raises:
+        EngineError: limits that the engine can't work with.
+        CudaError: no GPU, too little memory (saying for what and how much), a model that the kernels can't run.
+        CheckpointError
+    """
+    limits.check()
+    device = Device()
+    geometry = Geometry(model.config, limits.page_size)
+    compiler = Compiler(device.arch, default_cache())
+    mapped = MappedRing(region)
+    cubin = build_control_loop(device.arch, default_cache())
+    loop = ControlLoop(device, cubin, _config(model.config, limits), mapped.pointer, epoch)
+    weights = DeviceWeights(model, partial(progress, "loading weights"))
+    executor = StepExecutor(
+        device,
+        geometry,
+        model.layers,
+        weights,
+        step=loop.step,
+        limits=StepLimits(limits.max_batched_tokens, limits.max_running, loop.step.pages_per_sequence),
+        pages=limits.kv_pages,
+        compiler=compiler,
+    )
+
+    def record(stream: Stream, bucket: int) -> None:
+        executor.launch(stream, bucket, min(bucket, limits.max_running))
+
+    buckets = default_buckets(limits.max_batched_tokens)
+    _warm_up(buckets, record, partial(progress, "choosing matrix products"))
+    graphs = loop.capture(record, buckets, partial(progress, "capturing step graphs"))
+    log.info(
+        "loaded",
+        gpu=device.name,
+        weight_bytes=weights.nbytes,
+        kv_bytes=executor.cache.nbytes,
+        kv_pages=limits.kv_pages,
+        graphs=len(buckets),
+        graph_bytes=graphs.nbytes,
+        free_bytes=device.free_bytes(),
+    )
+    return CudaEngine(loop, MemoryTransport(region), (mapped, executor))
+
+
+def _config(config: ModelConfig, limits: EngineLimits) -> LoopConfig:
+    return LoopConfig(
+        page_size=limits.page_size,
+        page_count=limits.kv_pages,
+        max_running=limits.max_running,
+        max_batched_tokens=limits.max_batched_tokens,
+        max_waiting=limits.max_waiting,
+        priority_boost=limits.priority_boost,
+        lease_us=limits.lease_timeout_ms * 1000,
+        eos_token_ids=config.eos_ids,
+    )
+
+
+def _warm_up(buckets: list[int], record: Callable[[Stream, int], None], progress: Callable[[int, int], None]) -> None:
+    """Launch an empty step of each bucket: libraries load kernels on first use, which can't be captured."""
+    stream = Stream()
+    for done, bucket in enumerate(buckets):
+        record(stream, bucket)
+        progress(done + 1, len(buckets))
+    stream.synchronize()

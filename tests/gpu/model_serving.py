@@ -1,0 +1,78 @@
+"""A real model on the control loop, behind a shared-memory ring that this process plays the gateway of."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.gpu_engine.cuda.assemble import Model, assemble
+from services.gpu_engine.engine import EngineLimits
+from services.ring import _atomics, schema
+from services.ring.header import RingInfo
+from services.ring.record import pack_record
+from services.ring.schema import Command, DescriptorFlag, RingGeometry, record_bytes
+from services.ring.shm import ShmRing
+from tests.gpu_engine.core.machine import Gateway, Stream
+
+COMMAND = schema.header_offset(schema.BOOTSTRAP_CONTROL)
+
+
+class Client:
+    """One lane; requests take its slots in turn, and the arena from its start once all have ended."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._slot = self._offset = 0
+        self._open: list[Stream] = []
+
+    def submit(self, prompt: Sequence[int], max_tokens: int, *, seed: int = 0, temperature: float = 0.0) -> Stream:
+        if not self._open:
+            self._slot = self._offset = 0
+        record = pack_record(
+            prompt,
+            slot=self._slot,
+            max_tokens=max_tokens,
+            seed=seed,
+            temperature=temperature,
+            flags=DescriptorFlag.IGNORE_EOS,
+        )
+        position = self.gateway.submit(record, self._offset)
+        self._slot += 1
+        self._offset += record_bytes(len(prompt), max_tokens)
+        stream = self.gateway.stream(position)
+        self._open.append(stream)
+        return stream
+
+    def read(self) -> bool:
+        """Read what is new; whether any request is still open."""
+        self.gateway.read()
+        self._open = [stream for stream in self._open if stream.reason is None]
+        return bool(self._open)
+
+    def finish(self, limit: float = 30.0) -> None:
+        deadline = time.monotonic() + limit
+        while self.read():
+            assert time.monotonic() < deadline, "no end in sight"
+
+
+@contextmanager
+def serving_model(
+    model: Model, limits: EngineLimits, *, slots: int = 256, arena_bytes: int = 1 << 23
+) -> Iterator[Client]:
+    """An engine that is READY and has one lane; stopped at the end."""
+    geometry = RingGeometry(lanes=1, slots_per_lane=slots, arena_bytes=arena_bytes, log_entries=1 << 14)
+    info = RingInfo(geometry, bytes(32), model.config.vocabulary, limits.context)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ShmRing.create(Path(folder) / "ring", info) as ring:
+        engine = assemble(model, ring.region, limits, epoch=time.time_ns(), progress=lambda *_: None)
+        engine.start()
+        try:
+            gateway = Gateway(ring.region, geometry, 0, 1)
+            while not gateway.client.attached():
+                time.sleep(0.001)
+            yield Client(gateway)
+        finally:
+            _atomics.store_release(ring.region, COMMAND, Command.STOP)
+            engine.wait()
