@@ -1,23 +1,27 @@
 # Two commands: `make run` serves a real model on this machine, `make test` checks everything.
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINE := cpu
 SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '*.proto' -o -name CMakeLists.txt \
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-gpu install lint types imports format lock clean model
+.PHONY: run test test-gpu install cuda lint types imports format lock clean model
 .DELETE_ON_ERROR:
 
-run: install model
-	$(BIN)/blink up --sample "Explain in two sentences why the sky is blue."
+run: install model $(if $(filter cuda,$(ENGINE)),cuda)
+	$(BIN)/blink up --engine $(ENGINE) --sample "Explain in two sentences why the sky is blue."
 
 test: lint types imports model
 	$(BIN)/pytest
 
 # On a machine with an NVIDIA GPU; what compares with transformers also needs torch and transformers in the venv.
-test-gpu: install
-	$(BIN)/pip install --quiet --require-hashes --no-deps -r requirements/cuda.txt
+test-gpu: install model cuda
 	$(BIN)/pytest -m gpu -n 0 tests/gpu
+
+# What the cuda engine needs beside NVIDIA's driver.
+cuda: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/cuda.txt
 
 model: install
 	$(BIN)/blink model pull smollm2-135m-instruct
