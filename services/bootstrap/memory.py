@@ -35,7 +35,7 @@ def require_memory(parts: dict[str, int], available: int) -> None:
         named = ", ".join(f"{name} {size >> 20}" for name, size in parts.items())
         raise BootstrapError(
             f"not enough memory: {needed >> 20} MiB needed ({named}), {available >> 20} MiB available; "
-            "lower kv_tokens, lanes or max_context_tokens"
+            "lower bootstrap's kv_tokens, lanes or max_context_tokens, for example with --set bootstrap.kv_tokens=N"
         )
 
 

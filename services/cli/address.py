@@ -1,7 +1,8 @@
-"""The address that gateway workers share."""
+"""Addresses on the command line: where a gateway is, and where the workers of a new one listen."""
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,14 @@ from contextlib import contextmanager
 from services.cli.errors import CommandError
 
 UNIX_PREFIX = "unix:"
+MAX_PORT = 65_535
+
+
+def require_target(address: str) -> str:
+    """``address`` itself when a client can call it: ``host:port`` or ``unix:/path``. Raises CommandError."""
+    if not address.startswith(UNIX_PREFIX):
+        _split("address", address, lowest_port=1)
+    return address
 
 
 @contextmanager
@@ -26,12 +35,10 @@ def reserve(address: str, workers: int) -> Iterator[str]:
             raise CommandError(f"--workers is {workers}, but a unix socket serves one worker only")
         yield address
         return
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
-        raise CommandError(f"listen is {address!r}, must be host:port with a port up to 65535, or unix:/path")
+    host, port = _split("listen", address, lowest_port=0)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's rest is no owner
@@ -40,7 +47,32 @@ def reserve(address: str, workers: int) -> Iterator[str]:
         holder = socket.socket(family, kind, protocol)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(target)
+    except UnicodeError as error:  # of a host name that can't be one
+        raise CommandError(f"cannot listen on {address}: {error}") from error
     except OSError as error:
-        raise CommandError(f"cannot listen on {address}: {error.strerror}") from error
+        hint = "; is another Blink running? --listen chooses another port" if error.errno == errno.EADDRINUSE else ""
+        raise CommandError(f"cannot listen on {address}: {error.strerror}{hint}") from error
     with holder:
         yield f"{host}:{target[1]}"
+
+
+def _split(name: str, address: str, lowest_port: int) -> tuple[str, int]:
+    """Host, an IPv6 one in its brackets, and port. Raises CommandError naming the part that is wrong."""
+    host, colon, port = address.rpartition(":")
+    problem = ""
+    if not colon:
+        problem = "has no port"
+    elif not host:
+        problem = "has no host"
+    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
+        problem = "has colons in its host: write an IPv6 host in brackets"
+    elif not (port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))):
+        problem = f"has port {port!r}, which is not one"
+    elif not lowest_port <= int(port) <= MAX_PORT:
+        problem = f"has port {port}"
+    if problem:
+        raise CommandError(
+            f"{name} {address!r} {problem}; it must be host:port with a port from {lowest_port} to {MAX_PORT}, "
+            "or unix:/path"
+        )
+    return host, int(port)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,13 @@ import grpc
 from blink.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from google.protobuf.json_format import MessageToJson
 
-from services.cli.errors import CommandError, from_rpc
+from services.cli.errors import CommandError, StoppedError, from_rpc
 
 CALL_SECONDS = 10.0  # for everything but the generation itself
+CUT_SHORT = {
+    inference_pb2.FINISH_REASON_LENGTH: "--max-tokens or the context's end was reached",
+    inference_pb2.FINISH_REASON_TIME_LIMIT: "--time-limit has passed",
+}
 
 
 @dataclass(frozen=True)
@@ -47,20 +52,26 @@ class Options:
 
 
 def generate(options: Options) -> None:
-    """Run the command. Raises CommandError; an interrupt cancels the generation and goes on as KeyboardInterrupt."""
+    """Run the command. Raises CommandError; an interrupt cancels the generation and becomes a StoppedError."""
     prompt = _read_prompt() if options.prompt == "-" else options.prompt
-    started = time.perf_counter()
+    output = _Output(options.json)
     with grpc.insecure_channel(options.address) as channel:
         call = _start(channel, options, prompt)
         try:
-            summary = _show(call, options.json, started)
+            for response in call:
+                output.show(response)
         except grpc.RpcError as error:
             raise from_rpc(error, options.address) from error
         except KeyboardInterrupt:
             call.cancel()
-            raise
+            tokens = "1 token" if output.tokens == 1 else f"{output.tokens} tokens"
+            raise StoppedError(f"aborted after {tokens}") from None
+        finally:
+            output.end_line()
     if sys.stderr.isatty() and not options.json:
-        print(summary, file=sys.stderr)
+        print(output.summary, file=sys.stderr)
+    elif output.cut_short:
+        print(f"blink: {output.cut_short}", file=sys.stderr)
 
 
 class TextStream:
@@ -88,32 +99,32 @@ class TextStream:
 
 
 def build_request(options: Options, prompt: str, chat: bool) -> inference_pb2.GenerateRequest:
-    """The request for the options; raises CommandError when one is no text or two contradict each other."""
+    """The request for the options; raises CommandError when one has no place in it or two contradict each other."""
     if options.system is not None and not chat:
         raise CommandError("--system needs a chat template: the model has none, or --raw was given")
-    texts: dict[str, Sequence[str | None]] = {"prompt": [prompt], "--system": [options.system]}
-    texts |= {"--model": [options.model], "--request-id": [options.request_id], "--stop": options.stop or []}
-    for name, values in texts.items():
-        if not all(_is_text(value) for value in values):
-            raise CommandError(f"{name} is not valid UTF-8")
-    request = inference_pb2.GenerateRequest(request_id=options.request_id or "", model=options.model or "")
-    if chat:
-        if options.system is not None:
-            request.chat.messages.add(role="system", content=options.system)
-        request.chat.messages.add(role="user", content=prompt)
-    else:
-        request.text = prompt
+    request = inference_pb2.GenerateRequest()
+    with _naming("prompt"):
+        if chat:
+            request.chat.messages.add(role="user", content=prompt)
+        else:
+            request.text = prompt
+    if options.system is not None:
+        with _naming("--system"):
+            request.chat.messages.insert(0, inference_pb2.ChatMessage(role="system", content=options.system))
     sampling = ("temperature", "top_k", "top_p", "min_p", "seed")
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    _set(request, options, "request_id", "model", "logprobs", "priority")
     _set(request.sampling, options, *sampling, *penalties)
     _set(request.stop, options, "max_tokens", "min_tokens", "ignore_eos")
     if options.stop:
-        request.stop.strings.extend(options.stop)
+        with _naming("--stop"):
+            request.stop.strings.extend(options.stop)
     if options.stop_token_id:
-        request.stop.token_ids.extend(options.stop_token_id)
-    _set(request, options, "logprobs", "priority")
+        with _naming("--stop-token-id"):
+            request.stop.token_ids.extend(options.stop_token_id)
     if options.time_limit is not None:
-        request.time_limit.FromNanoseconds(round(options.time_limit * 1e9))
+        with _naming("--time-limit"):
+            request.time_limit.FromNanoseconds(round(options.time_limit * 1e9))
     return request
 
 
@@ -127,20 +138,23 @@ def _read_prompt() -> str:
         ) from error
 
 
-def _is_text(value: str | None) -> bool:
-    """False for a word of the command line with bytes that are no UTF-8: Python keeps those as lone surrogates."""
-    try:
-        (value or "").encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _set(message: Any, options: Options, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None:
-            setattr(message, name, value)
+            with _naming("--" + name.replace("_", "-")):
+                setattr(message, name, value)
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Turn the refusal of a value by its field, whatever the value is, into a CommandError that names the option."""
+    try:
+        yield
+    except UnicodeError as error:
+        raise CommandError(f"{option} is not valid UTF-8") from error
+    except (ValueError, OverflowError, TypeError) as error:
+        raise CommandError(f"{option}: {error}") from error
 
 
 def _start(channel: grpc.Channel, options: Options, prompt: str) -> Any:
@@ -161,25 +175,40 @@ def _text(response: inference_pb2.GenerateResponse) -> str:
     return response.finished.text if response.WhichOneof("event") == "finished" else response.chunk.text
 
 
-def _show(call: Any, as_json: bool, started: float) -> str:
-    """Print the stream; returns the line that sums it up."""
-    first: float | None = None
-    summary = ""
-    for response in call:
-        if as_json:
-            print(MessageToJson(response, indent=None, preserving_proto_field_name=True), flush=True)
-            continue
-        sys.stdout.write(_text(response))
-        sys.stdout.flush()
-        event = response.WhichOneof("event")
-        if event == "chunk" and first is None:
-            first = time.perf_counter()
-        if event == "finished":
+class _Output:
+    """Prints a stream's events and remembers what there is to say about it."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.tokens = 0
+        self.summary = ""
+        self.cut_short = ""  # why, when a limit ended the text
+        self._as_json = as_json
+        self._started = time.perf_counter()
+        self._first: float | None = None
+        self._line_is_open = False
+
+    def show(self, response: inference_pb2.GenerateResponse) -> None:
+        if response.WhichOneof("event") == "chunk":
+            self.tokens += len(response.chunk.token_ids)
+            self._first = self._first or time.perf_counter()
+        if response.WhichOneof("event") == "finished":
             now = time.perf_counter()
-            summary = _summary(response.finished, (first or now) - started, now - (first or now))
-    if not as_json:
-        print()
-    return summary
+            first = self._first or now
+            self.summary = _summary(response.finished, first - self._started, now - first)
+            if response.finished.reason in CUT_SHORT:
+                self.cut_short = f"cut short: {CUT_SHORT[response.finished.reason]}"
+        if self._as_json:
+            print(MessageToJson(response, indent=None, preserving_proto_field_name=True), flush=True)
+        elif text := _text(response):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._line_is_open = True
+
+    def end_line(self) -> None:
+        """What comes next on the terminal begins a line of its own."""
+        if self._line_is_open:
+            print(flush=True)
+            self._line_is_open = False
 
 
 def _summary(finished: inference_pb2.Finished, first_seconds: float, rest_seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What killed processes leave behind."""
+"""The ring's file tells whether an instance runs, and what a killed one left behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ import fcntl
 from collections.abc import Iterable
 from pathlib import Path
 
+from services.cli.errors import CommandError
+
 UNIX_PREFIX = "unix:"
+
+
+def require_free(ring: Path, instance: str) -> None:
+    """Raises CommandError when a living process owns the instance's ring."""
+    try:
+        with ring.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandError(
+            f"instance {instance!r} runs already: stop it, or start another with --instance NAME --listen HOST:PORT"
+        ) from None
+    except OSError:
+        return  # there is none, or bootstrap will say what is wrong with it
 
 
 def remove_leftovers(ring: Path, address: str, sockets: Iterable[Path]) -> None:

@@ -6,15 +6,17 @@ Each command imports what it needs when it runs, so that ``blink --help`` is ins
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
 import typer
 
+from services.cli.numbers import between
+from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS
 from services.common.errors import BlinkError
 
 app = typer.Typer(
-    help="Serve large language models with the host CPU off the request path.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -22,23 +24,66 @@ app = typer.Typer(
 models = typer.Typer(help="Fetch and list models.", no_args_is_help=True)
 app.add_typer(models, name="model")
 
+
+def _address(text: str) -> str:
+    from services.cli.address import require_target
+
+    return require_target(text)
+
+
 Address = Annotated[
-    str, typer.Option("--address", envvar="BLINK_ADDRESS", help="Gateway to talk to, host:port or unix:/path.")
+    str,
+    typer.Option(
+        "--address",
+        envvar=ADDRESS_VARIABLE,
+        parser=_address,
+        metavar="ADDRESS",
+        help="Gateway to talk to: host:port or unix:/path.",
+    ),
 ]
-DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_MAX_TOKENS = 512  # a small model may ramble on for all of its context
 MAX_U32 = (1 << 32) - 1
-MIN_I32, MAX_I32 = -(1 << 31), (1 << 31) - 1
-MAX_SECONDS = MAX_U32 // 1000  # the API counts milliseconds
+MAX_INTERVAL = 86_400
 ModelName = Annotated[str, typer.Argument(help="Name of a known model; `blink model list` shows them.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"blink {version('blink')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Serve large language models with the host CPU off the request path."""
 
 
 @app.command("up")
 def serve(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="Known model, .gguf file or Hugging Face folder.")] = None,
-    engine: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    instance: Annotated[str | None, typer.Option(help="Name of this Blink; several run side by side.")] = None,
-    listen: Annotated[str | None, typer.Option(help="Where clients call: host:port (port 0: any free one).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Known model, .gguf file or Hugging Face folder.", show_default="smollm2-135m-instruct"),
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="What runs the model: cpu or cuda.", show_default="cpu")] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of this Blink; several run side by side, each with its own --listen.", show_default="default"
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="Where clients call: host:port (port 0: any free one) or unix:/path.", show_default=DEFAULT_ADDRESS
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Gateway worker processes.")] = 1,
     sample: Annotated[str | None, typer.Option(help="Stream the answer to this prompt once everything serves.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every event of every process.")] = False,
@@ -58,7 +103,7 @@ def generate_text(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     address: Address = DEFAULT_ADDRESS,
-    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it stands, without chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the bare prompt, without the chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
     model: Annotated[str | None, typer.Option(help="Refuse to talk to any other model.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Id for logs and Abort.")] = None,
@@ -70,15 +115,20 @@ def generate_text(
     presence_penalty: Annotated[float | None, typer.Option(help="Subtracted for tokens generated before.")] = None,
     frequency_penalty: Annotated[float | None, typer.Option(help="Subtracted for each time generated.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=(1 << 64) - 1, help="Repeats a generation.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="Generate at most so many.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="Generate at least so many.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=MAX_U32, help="Stop after this many generated tokens.")
+    ] = DEFAULT_MAX_TOKENS,
+    min_tokens: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="Do not end before this many.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
     stop_token_id: Annotated[list[int] | None, typer.Option(min=0, max=MAX_U32, help="End at this token.")] = None,
     ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Go on past end-of-sequence.")] = None,
-    logprobs: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="With --json: so many alternatives.")] = None,
-    priority: Annotated[int | None, typer.Option(min=MIN_I32, max=MAX_I32, help="-4 to 4, higher goes first.")] = None,
+    logprobs: Annotated[int | None, typer.Option(min=0, max=MAX_U32, help="With --json: alternatives a token.")] = None,
+    priority: Annotated[int | None, typer.Option(min=-4, max=4, help="Higher goes first.")] = None,
     time_limit: Annotated[
-        float | None, typer.Option(min=0, max=MAX_SECONDS, help="Seconds until generation is cut short.")
+        float | None,
+        typer.Option(
+            parser=between(0.001, MAX_U32 / 1000), metavar="SECONDS", help="Cut generation short after this long."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON.")] = False,
 ) -> None:
@@ -92,7 +142,10 @@ def generate_text(
 def show_status(
     address: Address = DEFAULT_ADDRESS,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two pictures.")] = 1.0,
+    interval: Annotated[
+        float,
+        typer.Option(parser=between(0.1, MAX_INTERVAL), metavar="SECONDS", help="Time between updates of --watch."),
+    ] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print GetLoad's answer as JSON.")] = False,
 ) -> None:
     """Show what the engine is doing; fails when the engine or the gateway is dead."""
@@ -119,6 +172,9 @@ def model_list() -> None:
 
 def main() -> None:
     """Entry point: a failure is one line on stderr and a non-zero exit code, an interrupt exits with 130."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its chatter would mix with ours; read when grpc is imported
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as the entry point leaves it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(app(standalone_mode=False))
     except BlinkError as error:
@@ -135,7 +191,3 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, for example `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from services.cli.children import Event
+from services.cli.program import address_flag, command
 
 QUIET = {"level", "timestamp", "role", "pid", "logger"}
 
@@ -51,6 +52,10 @@ class Report:
             self._bar.update(self._task, description=str(stage), completed=done, total=total)
         elif event.name == "ready":
             self._bar.update(self._task, description="starting gateways", completed=0, total=None)
+        elif event.name == "draining" and (streams := values.get("open_streams")):
+            what = "1 stream" if streams == 1 else f"{streams} streams"
+            limit = values["limit_seconds"]
+            self.say(f"{event.child.name}: draining {what}, at most {limit:g} s; Ctrl-C again stops at once")
         if self._verbose or values.get("level") in {"warning", "error", "critical"}:
             details = " ".join(f"{key}={value}" for key, value in values.items() if key not in QUIET)
             self.say(f"{event.child.name}: {event.name} {details}".rstrip())
@@ -62,9 +67,11 @@ class Report:
         self._console.print(
             f"[bold green]serving[/] {model} at [bold]{address}[/] ({gateways}, started in {seconds:.1f} s)"
         )
-        self.say('Try `blink generate "Hello"` or `blink status --watch` in another terminal; Ctrl-C drains and stops.')
+        flag = address_flag(address)
+        generate, status = command("generate", '"Hello"', *flag), command("status", "--watch", *flag)
+        self.say(f"Try `{generate}` or `{status}` in another terminal; Ctrl-C drains and stops.")
 
     def stopping(self) -> None:
-        """Draining has begun."""
+        """A stop was asked for."""
         self._bar.stop()
-        self.say("draining; Ctrl-C again stops at once")
+        self.say("stopping")

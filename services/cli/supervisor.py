@@ -40,6 +40,17 @@ class Supervisor:
         self._due: dict[Child, float] = {}  # when to start a child again
         self._stops = 0
         self._serving = False
+        self._killed = False
+
+    @property
+    def served(self) -> bool:
+        """Whether every gateway came to serve."""
+        return self._serving
+
+    @property
+    def killed(self) -> bool:
+        """Whether a stop did not wait for all to end by themselves."""
+        return self._killed
 
     def request_stop(self) -> None:
         """Stop as soon as possible; asked again, at once. Safe to call from a signal handler."""
@@ -66,6 +77,7 @@ class Supervisor:
             if self._stops <= 1:
                 self._signal_and_wait(group, signal.SIGTERM, drain_seconds)
             if late := [child for child in group if child.alive]:
+                self._killed = True
                 self._say("killing " + ", ".join(child.name for child in late))
                 self._signal_and_wait(late, signal.SIGKILL, FORCED_SECONDS)
 
@@ -87,11 +99,12 @@ class Supervisor:
             self._stops += 1
         elif event.exit_code is not None:
             self._handle_end(child, describe_exit(event.exit_code))
+        elif event.name == "failed":  # told once, with what follows from it, when the process ends
+            child.last_error = str(event.values.get("error", ""))
         else:
-            if event.name != "failed":  # its words are those of the child's end, which comes next
-                self._show(event)
-            if event.name in {"failed", "crashed"}:
-                child.last_error = str(event.values.get("error", "crashed; its log above says where"))
+            self._show(event)
+            if event.name == "crashed":
+                child.last_error = "crashed; its log above says where"
             elif event.name == ("ready" if child is self._bootstrap else "attached"):
                 if self._serving and not child.ready:
                     self._say(f"{child.name} is back")

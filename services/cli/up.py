@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from rich.console import Console
 
@@ -16,9 +17,9 @@ from services.bootstrap.settings import BootstrapSettings
 from services.bootstrap.store import KNOWN_MODELS, ModelStore
 from services.cli.address import reserve
 from services.cli.children import Child, Event
-from services.cli.errors import CommandError
+from services.cli.errors import CommandError, StoppedError
 from services.cli.generate import TextStream
-from services.cli.leftovers import remove_leftovers
+from services.cli.leftovers import remove_leftovers, require_free
 from services.cli.model import fetch
 from services.cli.report import Report
 from services.cli.supervisor import Supervisor
@@ -27,6 +28,11 @@ from services.dpu_gateway.peers import socket_path
 from services.dpu_gateway.settings import GatewaySettings
 
 SAMPLE_TOKENS = 256
+# What the processes are told so that they find each other and speak to this one.
+OWN_SETTINGS = {
+    "bootstrap": frozenset({"log_format"}),
+    "gateway": frozenset({"log_format", "instance", "worker", "bootstrap"}),
+}
 STOP_MARGIN_SECONDS = 10.0  # what a process may take to end beyond its own drain limit
 
 
@@ -50,6 +56,7 @@ def up(options: UpOptions) -> None:
     bootstrap_settings = BootstrapSettings.load(flags["bootstrap"])
     gateway_settings = GatewaySettings.load(flags["gateway"])
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    require_free(bootstrap_settings.ring_path, bootstrap_settings.instance)
     _ensure_model(bootstrap_settings.model, console)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with reserve(gateway_settings.listen, options.workers) as listen, Report(console, options.verbose) as report:
@@ -61,8 +68,14 @@ def up(options: UpOptions) -> None:
             for worker in range(options.workers)
         ]
         supervisor = Supervisor(bootstrap, gateways, events, report.show, report.say)
+        received: list[int] = []
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            received.append(number)
+            supervisor.request_stop()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: supervisor.request_stop())
+            signal.signal(number, on_signal)
         sample = _Sample(listen, options.sample, report.say) if options.sample else None
         started = time.monotonic()
 
@@ -85,6 +98,10 @@ def up(options: UpOptions) -> None:
                 remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, sockets)
     if sample and sample.error:
         raise sample.error
+    if not supervisor.served:
+        raise StoppedError("stopped before it served", received[0])
+    if supervisor.killed:
+        raise StoppedError("stopped by force: what was running was cut off", received[-1])
     report.say("stopped")
 
 
@@ -102,6 +119,8 @@ def _process_flags(options: UpOptions) -> dict[str, list[str]]:
         name, equals, value = assignment.partition("=")
         if process not in flags or not dot or not equals:
             raise CommandError(f"--set {setting!r} must look like bootstrap.NAME=VALUE or gateway.NAME=VALUE")
+        if name.replace("-", "_") in OWN_SETTINGS[process]:
+            raise CommandError(f"--set {setting!r}: `blink up` chooses {process}'s {name} itself")
         flags[process].append(f"--{name.replace('_', '-')}={value}")
     lanes = BootstrapSettings.load(flags["bootstrap"]).lanes
     if lanes < options.workers:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
@@ -36,7 +37,7 @@ def run_process(
     except BlinkError as error:
         configure_logging(settings_type.process)
         get_logger().error("failed", error=str(error))
-        sys.exit(error.exit_code)
+        _exit(error.exit_code)
     configure_logging(role(settings), settings.log_level, settings.log_format)
     log = get_logger()
     log.info("settings", **settings.model_dump(mode="json"))
@@ -48,6 +49,18 @@ def run_process(
     except Exception:
         log.exception("crashed")
         code = 70
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process, without the interpreter's shutdown when daemon threads still run.
+
+    The shutdown would free what such a thread, for example an engine that is still loading, is using in native code.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

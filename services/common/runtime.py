@@ -6,16 +6,27 @@ Several instances run side by side under different names; every path that they s
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from services.common.errors import BlinkError
 
 DEFAULT_INSTANCE = "default"
-InstanceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+_INSTANCE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+
+def _check_instance(name: str) -> str:
+    if not _INSTANCE_PATTERN.fullmatch(name):
+        raise PydanticCustomError("instance_name", "must be 1 to 32 of a-z, 0-9 and -, and not begin with -")
+    return name
+
+
+InstanceName = Annotated[str, AfterValidator(_check_instance)]
 
 
 def runtime_directory() -> Path:

@@ -36,6 +36,19 @@ class SettingsError(BlinkError):
 class _FlagParser(argparse.ArgumentParser):
     """argparse prints a page and exits; here a bad flag is one line like any bad setting."""
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        values, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise SettingsError(f"{self.prog.removeprefix('blink-')}: {self._unknown(unknown[0])}")
+        return values
+
+    def _unknown(self, argument: str) -> str:
+        if not argument.startswith("--"):
+            return f"unexpected argument {argument!r}"
+        known = [option.removeprefix("--").replace("-", "_") for option in self._option_string_actions]
+        name = argument.removeprefix("--").partition("=")[0].replace("-", "_")
+        return f"unknown setting {name}{_suggestion(name, known)}"
+
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{self.prog.removeprefix('blink-')}: {message}")
 
@@ -89,7 +102,9 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
     def _file_values(cls, path: Path) -> dict[str, Any]:
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except OSError as error:
+            raise SettingsError(f"{cls.process}: config file {path}: {error.strerror}") from error
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise SettingsError(f"{cls.process}: config file {path}: {error}") from error
         for name, table in content.items():
             if name not in PROCESSES or not isinstance(table, dict):
@@ -121,6 +136,7 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
             cls,
             cli_parse_args=False,
             root_parser=parser,
+            parse_args_method=_FlagParser.parse_args,
             cli_exit_on_error=False,
             cli_kebab_case=True,
             cli_hide_none_type=True,

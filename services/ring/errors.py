@@ -25,7 +25,7 @@ class RingInUseError(RingError):
 
     def __init__(self, path: str, pid: int | None) -> None:
         owner = "another process" if pid is None else f"process {pid}"
-        super().__init__(f"ring {path} is in use by {owner}: stop it or choose another path")
+        super().__init__(f"ring {path} is in use by {owner}: stop it, or choose another instance or path")
         self.path, self.pid = path, pid
 
 

@@ -187,7 +187,7 @@ def test_a_socket_in_use_is_refused(bootstrap: Bootstrap) -> None:
 @pytest.mark.parametrize(
     ("flags", "fault", "words"),
     [
-        (["--model=/nowhere.gguf"], "", "'/nowhere.gguf' is no known model"),
+        (["--model=/nowhere.gguf"], "", "'/nowhere.gguf': No such file"),
         (["--engine=cuda"], "", "engine is 'cuda', but"),
         (["--max-context-tokens=257"], "", "max_context_tokens is 257, the model's limit is 256"),
         ([], "load", "the weights are broken"),

@@ -20,7 +20,7 @@ def test_the_default_arena_is_bounded_but_always_holds_two_requests() -> None:
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--instance=A b", "instance is 'A b'"),
+        ("--instance=A b", "instance is 'A b', must be 1 to 32"),
         ("--engine=tpu", "engine is 'tpu', should be 'cpu' or 'cuda'"),
         ("--lanes=0", "lanes is '0', should be greater than or equal to 1"),
         ("--slots-per-lane=4096", "log_entries is 16384, must be 16405"),

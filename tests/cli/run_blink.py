@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-BLINK = [sys.executable, "-m", "services.cli.main"]
+BLINK = [sys.executable, "-m", "services.cli"]
 
 
 def blink(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

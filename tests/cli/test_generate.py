@@ -6,8 +6,11 @@ import asyncio
 import json
 import signal
 import subprocess
+from typing import Any
 
+import grpc
 import pytest
+from blink.v1 import inference_pb2
 
 from services.cli.errors import CommandError
 from services.cli.generate import Options, build_request
@@ -27,7 +30,8 @@ async def generate(system: Gateway, *arguments: str) -> subprocess.CompletedProc
 async def test_a_raw_prompt_is_sent_as_it_stands_and_the_text_comes_back() -> None:
     async with gateway() as system:
         done = await generate(system, "abc", "--raw", "--max-tokens", "6")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "abcabc\n", "")
+    assert (done.returncode, done.stdout) == (0, "abcabc\n")
+    assert done.stderr == "blink: cut short: --max-tokens or the context's end was reached\n"
 
 
 async def test_it_is_a_chat_when_the_model_has_a_template() -> None:
@@ -55,7 +59,7 @@ async def test_an_interrupt_aborts_the_generation_in_the_engine() -> None:
         assert await process.stdout.readexactly(3) == b"abc"
         process.send_signal(signal.SIGINT)
         _, stderr = await process.communicate()
-        assert (process.returncode, stderr) == (130, b"")
+        assert (process.returncode, stderr) == (130, b"blink: aborted after 3 tokens\n")
         await until(lambda: not system.engine.lanes[0].live.any() and system.workers[0].inference.open_streams == 0)
 
 
@@ -79,7 +83,34 @@ async def test_an_engine_that_dies_in_mid_stream_is_one_clear_line() -> None:
         running = asyncio.create_task(generate(system, "abc", "--raw"))
         await until(lambda: bool(system.engine.lanes[0].live.any()))
         await system.kill_engine()
-        assert_one_line_failure(await running, "UNAVAILABLE")
+        done = await running
+        assert_one_line_failure(done, "UNAVAILABLE")
+        assert done.stdout == "" or done.stdout.endswith("\n")  # the error begins a line of its own
+
+
+async def test_a_gateway_that_dies_in_mid_stream_is_one_clear_line() -> None:
+    server = grpc.aio.server()
+
+    async def one_token(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.write(inference_pb2.GenerateResponse(chunk=inference_pb2.TokenChunk(text="a", token_ids=[1])))
+        await asyncio.Event().wait()
+
+    method = grpc.unary_stream_rpc_method_handler(
+        one_token, inference_pb2.GenerateRequest.FromString, inference_pb2.GenerateResponse.SerializeToString
+    )
+    handler = grpc.method_handlers_generic_handler("blink.v1.Inference", {"Generate": method})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    command = [*BLINK, "generate", "x", "--raw", "--address", f"127.0.0.1:{port}"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readexactly(1)
+    await server.stop(0)
+    rest, stderr = await process.communicate()
+    assert (process.returncode, rest) == (1, b"\n")
+    assert stderr.startswith(f"blink: the gateway at 127.0.0.1:{port} broke the connection".encode())
+    assert stderr.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -110,7 +141,7 @@ def test_standard_input_that_is_no_text_is_one_clear_line() -> None:
 
 
 def test_no_gateway_is_one_clear_line() -> None:
-    assert_one_line_failure(blink("generate", "x", "--address", "127.0.0.1:1"), "127.0.0.1:1", "blink up")
+    assert_one_line_failure(blink("generate", "x", "--address", "127.0.0.1:1"), "127.0.0.1:1", "services.cli up")
 
 
 def test_every_option_reaches_its_field_and_what_is_unset_stays_unset() -> None:

@@ -22,7 +22,8 @@ def address(system: Gateway) -> str:
 
 
 async def status(system: Gateway, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(blink, "status", *arguments, "--address", address(system))
+    narrow = {"COLUMNS": "80"}
+    return await asyncio.to_thread(blink, "status", *arguments, "--address", address(system), environment=narrow)
 
 
 def text(before: Sample, now: Sample) -> str:
@@ -38,7 +39,7 @@ async def test_it_shows_the_engine_and_every_lane() -> None:
         machine = await status(system, "--json")
     assert done.returncode == 0
     assert "READY" in done.stdout
-    assert "16 of 16 free" in done.stdout
+    assert "8 of 8 free" in done.stdout  # of the one lane that has a gateway
     load = json.loads(machine.stdout)
     assert (load["engine_state"], load["generated_tokens"], load["lanes"][0]["attached"]) == (
         "ENGINE_STATE_READY",
@@ -57,7 +58,7 @@ async def test_a_dead_engine_is_said_and_fails() -> None:
 
 
 def test_no_gateway_is_one_clear_line() -> None:
-    assert_one_line_failure(blink("status", "--address", "127.0.0.1:1"), "127.0.0.1:1", "blink up")
+    assert_one_line_failure(blink("status", "--address", "127.0.0.1:1"), "127.0.0.1:1", "services.cli up")
 
 
 async def test_watching_goes_on_while_the_engine_is_away() -> None:
@@ -72,6 +73,25 @@ async def test_watching_goes_on_while_the_engine_is_away() -> None:
         finally:
             process.terminate()
             await process.communicate()
+
+
+async def test_no_line_wraps_or_ends_in_blanks_and_json_has_the_definitions_order() -> None:
+    async with gateway() as system:
+        done = await status(system)
+        machine = await status(system, "--json")
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+    assert [line for line in done.stdout.splitlines() if line.startswith(" " * 11)] == []
+    load = json.loads(machine.stdout)
+    assert list(load) == [field.name for field in control_pb2.GetLoadResponse.DESCRIPTOR.fields]
+    assert list(load["lanes"][0]) == [field.name for field in control_pb2.LaneLoad.DESCRIPTOR.fields]
+    assert list(load["overload"]) == [field.name for field in control_pb2.Overload.DESCRIPTOR.fields]
+
+
+def test_what_the_gateway_refused_is_shown_with_its_causes_and_what_to_do() -> None:
+    load = control_pb2.GetLoadResponse(overload=control_pb2.Overload(no_slot=336, queue_full=2), rejected_requests=1)
+    shown = text(Sample(load, 1.0), Sample(load, 2.0))
+    assert "1 by the engine, 338 (336 no slot, 2 queue full) by this gateway worker" in shown
+    assert "slots_per_lane" in shown
 
 
 def test_rates_are_over_the_time_between_two_samples_and_not_over_a_restart() -> None:

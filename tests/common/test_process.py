@@ -100,3 +100,19 @@ def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     )
     assert done.returncode == 1
     assert "already ended" in done.stderr
+
+
+def test_a_thread_that_is_still_in_native_code_is_left_in_peace_at_the_end(tmp_path: Path) -> None:
+    at_exit = tmp_path / "shutdown"
+    program = f"""
+import atexit, pathlib, threading
+atexit.register(pathlib.Path({str(at_exit)!r}).touch)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+{PROGRAM}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--lanes=2"],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2], timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, json.loads(done.stderr.splitlines()[-1])["event"]) == (1, "failed")
+    assert not at_exit.exists()  # the interpreter's shutdown, which would free what the thread uses, did not run

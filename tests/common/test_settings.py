@@ -83,7 +83,8 @@ def test_as_flags_reproduces_the_settings() -> None:
         (["--mode", "warp"], ["mode", "warp", "fast"]),
         (["--ratio", "nan"], ["ratio", "finite"]),
         (["--host", "a b"], ["host", "'a b' holds a space"]),
-        (["--prot", "1"], ["--prot"]),
+        (["--prot", "1"], ["unknown setting prot", "did you mean port?"]),
+        (["stray"], ["'stray'"]),
         (["--port"], ["port"]),
         (["--config"], ["config"]),
         (["--port", "0", "--max-prompt-tokens", "0"], ["port is '0'", "max_prompt_tokens is '0'"]),
@@ -131,4 +132,6 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str, parts: list
 
 
 def test_a_missing_file_is_refused_by_path() -> None:
-    assert "/nowhere/blink.toml" in refused("--config", "/nowhere/blink.toml")
+    assert refused("--config", "/nowhere/blink.toml") == (
+        "gateway: config file /nowhere/blink.toml: No such file or directory"
+    )

@@ -12,7 +12,7 @@ from services.dpu_gateway.settings import GatewaySettings
         (["--worker=300"], "worker is"),
         (["--heartbeat-timeout=0"], "heartbeat_timeout is"),
         (["--drain-limit=nan"], "drain_limit is"),
-        (["--instance=Bad Name"], "instance is"),
+        (["--instance=Bad Name"], "instance is 'Bad Name', must be 1 to 32"),
         (["--poll-fast-us=5000"], "poll_slow_us is 2000, must be at least poll_fast_us, 5000"),
         (["--max-message-bytes=1"], "max_message_bytes is"),
     ],

@@ -26,7 +26,19 @@ def test_a_stop_lets_open_streams_finish_and_leaves_nothing(launch: Launch, numb
     assert stream.reason == "LENGTH"
     assert len(stream.ids) == 2000
     assert product.left_behind() == []
-    assert any("draining" in line for line in product.lines)
+    assert product.lines[-1] == "stopped"
+    assert any("draining 1 stream, at most 30 s" in line for line in product.lines)
+    assert not [line for line in product.lines if "engine_unavailable" in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_it_serves_is_one_line_and_no_success(launch: Launch, number: signal.Signals) -> None:
+    product = launch()
+    product.wait_for("bootstrap: settings")
+    assert product.stop(number) == 128 + number
+    assert product.lines[-1] == "blink: stopped before it served"
+    assert not [line for line in product.lines if "draining 0" in line or "nanobind" in line]
+    assert product.left_behind() == []
 
 
 def test_a_second_interrupt_stops_at_once_and_leaves_nothing(launch: Launch) -> None:
@@ -35,9 +47,9 @@ def test_a_second_interrupt_stops_at_once_and_leaves_nothing(launch: Launch) -> 
         stream = Stream(channel, request("hello", 4000))
         stream.wait_for_tokens()
         product.process.send_signal(signal.SIGINT)
-        product.wait_for("draining; Ctrl-C again stops at once")
+        product.wait_for("gateway-0: draining 1 stream, at most 600 s; Ctrl-C again stops at once")
         product.process.send_signal(signal.SIGINT)
-        product.end()
+        assert product.end() == 130
         stream.join()
     assert product.left_behind() == []
 
@@ -56,7 +68,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(launch: Launch) -> None
     first = launch()
     second = launch("--listen", first.address)
     assert second.end() == 1
-    assert second.lines[-1] == f"blink: cannot listen on {first.address}: Address already in use"
+    assert second.lines[-1].startswith(f"blink: cannot listen on {first.address}: Address already in use; ")
+    assert "--listen" in second.lines[-1]
     assert first.blink("status").returncode == 0
 
 
@@ -73,8 +86,9 @@ def test_the_same_instance_twice_is_refused_and_the_first_goes_on(launch: Launch
     assert first.address
     second = launch(instance=first.instance)
     assert second.end() == 1
-    assert "bootstrap did not start" in second.lines[-1]
-    assert f"in use by process {first.bootstrap.pid}" in second.lines[-1]
+    assert len(second.lines) == 1  # before anything starts
+    assert f"instance '{first.instance}' runs already" in second.lines[0]
+    assert "--instance" in second.lines[0]
     assert first.blink("generate", "hello", "--raw", "--max-tokens", "4").returncode == 0
 
 
@@ -109,10 +123,13 @@ def test_two_instances_run_side_by_side(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--model", "/nowhere.gguf"], ["'/nowhere.gguf'", "no known model"]),
+        (["--model", "/nowhere.gguf"], ["'/nowhere.gguf'", "No such file"]),
         (["--engine", "cuda"], ["engine is 'cuda'", "--engine cpu"]),
-        (["--set", "bootstrap.kv_tokenz=1"], ["kv-tokenz"]),
+        (["--set", "bootstrap.kv_tokenz=1"], ["unknown setting kv_tokenz (did you mean kv_tokens?)"]),
         (["--set", "bootstrap.kv_tokens=1"], ["kv_tokens is '1'", "16"]),
+        (["--set", "gateway.worker=3"], ["gateway.worker=3", "chooses"]),
+        (["--set", "gateway.log-format=console"], ["log-format", "chooses"]),
+        (["--instance", "a/b c"], ["instance is 'a/b c', must be", "a-z"]),
         (["--set", "nonsense"], ["bootstrap.NAME=VALUE"]),
         (["--workers", "9"], ["--workers is 9", "4 lanes"]),
     ],
@@ -121,6 +138,8 @@ def test_what_cannot_start_says_so_in_one_line(launch: Launch, flags: list[str],
     product = launch(*flags)
     assert product.end() != 0
     assert all(word in product.lines[-1] for word in words), product.lines
+    told = [line for line in product.lines if words[0] in line and ": settings " not in line]
+    assert len(told) == 1
     assert not [line for line in product.lines if "Traceback" in line]
     assert product.left_behind() == []
 

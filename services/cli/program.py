@@ -1,0 +1,28 @@
+"""How the user calls this program, for messages that tell what to type next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+ADDRESS_VARIABLE = "BLINK_ADDRESS"
+
+
+def command(*words: str) -> str:
+    """A command line that works where this one did: ``blink`` may not be on the PATH, as in a virtual environment."""
+    called = sys.argv[0]
+    if Path(called).name == "__main__.py":
+        name = "python -m services.cli"
+    elif (found := shutil.which("blink")) and Path(found).resolve() == Path(called).resolve():
+        name = "blink"
+    else:
+        name = called
+    return " ".join((name, *words))
+
+
+def address_flag(address: str) -> tuple[str, ...]:
+    """What a client command needs to find ``address``: nothing when it looks there anyway."""
+    return () if address == os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS) else ("--address", address)
