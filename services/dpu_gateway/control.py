@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
 from blink.v1 import control_pb2 as pb
 from blink.v1 import control_pb2_grpc
 
-from services.dpu_gateway.errors import GatewayError, UnavailableError
+from services.dpu_gateway.errors import GatewayError, Overload, UnavailableError
 from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.session import Session
 from services.ring.errors import RingError
@@ -26,8 +28,11 @@ ENGINE_STATES = {
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    def __init__(self, link: EngineLink, retry_after: float) -> None:
+    """``overloads`` is the worker's own count, which goes on over re-attachments."""
+
+    def __init__(self, link: EngineLink, overloads: Mapping[Overload, int], retry_after: float) -> None:
         self._link = link
+        self._overloads = overloads
         self._retry_after = retry_after
 
     async def GetModelInfo(  # noqa: N802 - the name is the API's
@@ -52,19 +57,23 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetLoad(  # noqa: N802
         self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
+        load = self._engine_load()
+        load.overload.CopyFrom(pb.Overload(**{cause.value: count for cause, count in self._overloads.items()}))
+        return load
+
+    def _engine_load(self) -> pb.GetLoadResponse:
         session = self._link.session
-        if session is None:
-            return pb.GetLoadResponse(engine_state=pb.ENGINE_STATE_UNREACHABLE)
-        try:
-            return _load(session)
-        except RingError:
-            return pb.GetLoadResponse(engine_state=pb.ENGINE_STATE_UNREACHABLE)
+        if session is not None:
+            with suppress(RingError):
+                return _load(session)
+        return pb.GetLoadResponse(engine_state=pb.ENGINE_STATE_UNREACHABLE)
 
 
 def _load(session: Session) -> pb.GetLoadResponse:
     status = session.read_status()
     engine, counters, lanes = status.engine, status.counters, status.lanes
-    total = session.geometry.lanes * session.geometry.slots_per_lane
+    attached = lanes[lanes["phase"] == LanePhase.ATTACHED]
+    total = len(attached) * session.geometry.slots_per_lane
     return pb.GetLoadResponse(
         engine_state=ENGINE_STATES[session.liveness.state],
         engine_epoch=int(engine["epoch"]),
@@ -72,7 +81,7 @@ def _load(session: Session) -> pb.GetLoadResponse:
         running_requests=int(counters["running"]),
         waiting_requests=int(counters["waiting"]),
         total_slots=total,
-        free_slots=total - int(lanes["running"].sum() + lanes["waiting"].sum()),
+        free_slots=total - int(attached["running"].sum() + attached["waiting"].sum()),
         total_kv_pages=int(counters["kv_pages_total"]),
         free_kv_pages=int(counters["kv_pages_free"]),
         steps=int(engine["steps"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
 
 import grpc
@@ -80,10 +81,23 @@ class RetryableError(GatewayError):
         return [error_details_pb2.RetryInfo(retry_delay=delay)]
 
 
+class Overload(StrEnum):
+    """What there was too little of; the names are fields of blink.v1.Overload."""
+
+    NO_SLOT = "no_slot"
+    ARENA_FULL = "arena_full"
+    QUEUE_FULL = "queue_full"
+    SLOW_READER = "slow_reader"
+
+
 class OverloadedError(RetryableError):
     """No room for one more request, or its stream is read too slowly."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, cause: Overload, text: str, retry_after: float) -> None:
+        super().__init__(text, retry_after)
+        self.cause = cause
 
 
 class UnavailableError(RetryableError):

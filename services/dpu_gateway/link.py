@@ -97,12 +97,13 @@ class EngineLink:
             await session.run()
         except (EngineLostError, RingError) as error:
             reason = str(error)
+            self._log.warning("engine_unavailable", reason=reason)
         finally:
             self._session = None
             watcher.cancel()
             session.fail_all(UnavailableError(reason, self._settings.retry_after))
             session.close()
-            self._explain(reason)
+            self._why = reason
             await self._report(False)
 
     async def _watch_health(self, session: Session) -> None:

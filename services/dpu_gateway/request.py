@@ -149,6 +149,8 @@ def _parse_prompt(message: inference_pb2.GenerateRequest, limits: Limits) -> Tex
             for index, turn in enumerate(message.chat.messages):
                 if not turn.role:
                     raise FieldError(f"chat.messages[{index}].role", "is empty")
+            if not message.chat.messages[-1].content:  # earlier ones may be: an assistant's turn that was cut off
+                raise FieldError(f"chat.messages[{len(message.chat.messages) - 1}].content", "is empty")
             turns = ({"role": turn.role, "content": turn.content} for turn in message.chat.messages)
             return ChatPrompt(tuple(turns))
         case "token_ids":

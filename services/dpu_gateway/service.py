@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import grpc
 from blink.v1 import inference_pb2 as pb
 
 from services.common.logging import bound_request, get_logger
-from services.dpu_gateway.errors import FieldError, GatewayError, OverloadedError, UnavailableError
+from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError, UnavailableError
 from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.model import Model
 from services.dpu_gateway.output import OutputText
@@ -43,6 +44,7 @@ class InferenceService:
         self._idle.set()
         self._open = 0
         self.draining = False
+        self.overloads: Counter[Overload] = Counter()
 
     @property
     def open_streams(self) -> int:
@@ -72,6 +74,8 @@ class InferenceService:
         try:
             await self._generate(message, context)
         except GatewayError as error:
+            if isinstance(error, OverloadedError):
+                self.overloads[error.cause] += 1
             await context.abort(error.code, str(error), error.trailing_metadata())
         finally:
             self._open -= 1

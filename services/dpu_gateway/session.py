@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 
 from services.dpu_gateway.arena import Arena
 from services.dpu_gateway.cadence import Cadence
-from services.dpu_gateway.errors import FieldError, GatewayError, OverloadedError
+from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError
 from services.dpu_gateway.liveness import Liveness
 from services.dpu_gateway.model import Model
 from services.dpu_gateway.reader import TokenReader
@@ -72,7 +72,9 @@ class Session:
             raise FieldError("request_id", f"{request_id!r} is in use by a running request")
         slot = self._slots.take()
         if slot is None:
-            raise OverloadedError(f"all {self._slots.slots} slots are in use", self._settings.retry_after)
+            raise OverloadedError(
+                Overload.NO_SLOT, f"all {self._slots.slots} slots are in use", self._settings.retry_after
+            )
         self._streams[request_id] = None
         return slot
 
@@ -99,7 +101,7 @@ class Session:
             )
         span = self._arena.allocate(length)
         if span is None:
-            raise OverloadedError("the gateway's prompt arena is full", self._settings.retry_after)
+            raise OverloadedError(Overload.ARENA_FULL, "the gateway's prompt arena is full", self._settings.retry_after)
         try:
             record = _pack(request, slot, prompt, max_tokens)
             position = self.lane.submit(record, span)
@@ -177,7 +179,11 @@ class Session:
     def _too_slow(self, stream: Stream) -> None:
         self.give_up(
             stream,
-            OverloadedError(f"the stream is read too slowly: {stream.unsent} tokens wait", self._settings.retry_after),
+            OverloadedError(
+                Overload.SLOW_READER,
+                f"the stream is read too slowly: {stream.unsent} tokens wait",
+                self._settings.retry_after,
+            ),
         )
 
     def _forget(self, stream: Stream) -> None:

@@ -7,7 +7,13 @@ import asyncio
 import numpy as np
 import numpy.typing as npt
 
-from services.dpu_gateway.errors import EngineRejectedError, GatewayError, OverloadedError, UnavailableError
+from services.dpu_gateway.errors import (
+    EngineRejectedError,
+    GatewayError,
+    Overload,
+    OverloadedError,
+    UnavailableError,
+)
 from services.ring import dtypes
 from services.ring.schema import FinishReason, LogKind, RejectCode
 
@@ -130,7 +136,7 @@ class Stream:
             case FinishReason.REJECTED:
                 raise EngineRejectedError(_reject_name(self._reject_code))
             case FinishReason.QUEUE_FULL:
-                raise OverloadedError("the engine's queue is full", retry_after)
+                raise OverloadedError(Overload.QUEUE_FULL, "the engine's queue is full", retry_after)
             case FinishReason.SHUTDOWN:
                 raise UnavailableError("the engine is shutting down", retry_after)
             case FinishReason.CANCELLED if not self.abort_requested:

@@ -74,6 +74,9 @@ class PromptEncoder:
         return await loop.run_in_executor(self._pools.of(chars), self._encode_chat, messages)
 
     def _encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        for index, message in enumerate(messages):  # before a template moves what they hold
+            for part, text in message.items():
+                self._check_bytes(text, f"chat.messages[{index}].{part}")
         return self._encode(self.template.render(messages), "chat")
 
     def _encode(self, text: str, field: str) -> list[int]:

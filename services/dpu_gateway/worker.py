@@ -34,7 +34,7 @@ class Worker:
         self.link = EngineLink(settings, bootstrap, self._pools, self._health.report)
         self._peers = Peers(directory, settings.instance, settings.worker)
         self.inference = InferenceService(self.link, self._peers, settings.retry_after)
-        controller = ControlService(self.link, settings.retry_after)
+        controller = ControlService(self.link, self.inference.overloads, settings.retry_after)
         self._server = build_server(settings, self.inference, controller, self._health)
         self._socket = socket_path(directory, settings.instance, settings.worker)
         self._log = get_logger()
@@ -55,10 +55,11 @@ class Worker:
         The server itself stops last: it answers new calls with CANCELLED while it does, and callers are promised
         UNAVAILABLE.
         """
-        self._log.info("draining", open_streams=self.inference.open_streams)
+        limit = self._settings.drain_limit
+        self._log.info("draining", open_streams=self.inference.open_streams, limit_seconds=limit)
         self.inference.draining = True
         await self._health.stop()
-        if not await self._idle_within(self._settings.drain_limit):
+        if not await self._idle_within(limit):
             self._log.warning("drain_limit_reached", open_streams=self.inference.open_streams)
             if self.link.session is not None:
                 self.link.session.fail_all(UnavailableError("the gateway stopped", self._settings.retry_after))

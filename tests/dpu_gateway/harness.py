@@ -40,7 +40,7 @@ def ring_info(**geometry: int) -> RingInfo:
     return RingInfo(RingGeometry(**sizes), FINGERPRINT, vocabulary_size=640, max_context_tokens=2048)
 
 
-def model_card(chat_template: str = CHATML) -> bootstrap_pb2.ModelCard:
+def model_card(chat_template: str = CHATML, unencodable_bytes: bytes = b"") -> bootstrap_pb2.ModelCard:
     tokenizer = byte_level_tokenizer()
     return bootstrap_pb2.ModelCard(
         name=MODEL,
@@ -50,6 +50,7 @@ def model_card(chat_template: str = CHATML) -> bootstrap_pb2.ModelCard:
         chat_template=chat_template,
         eos_token=EOS,
         eos_token_ids=[tokenizer.token_to_id(EOS)],  # type: ignore[list-item]
+        unencodable_bytes=unencodable_bytes,
     )
 
 

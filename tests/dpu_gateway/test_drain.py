@@ -87,6 +87,7 @@ async def test_sigterm_lets_open_streams_finish_refuses_new_ones_and_exits_0() -
         assert await worker.end() == 0
         assert worker.log[0]["event"] == "settings"
         assert worker.log[0]["gateway_id"] == "w"
+        assert {event["level"] for event in worker.log} == {"info"}  # a clean stop is nothing to warn of
         assert SECRET not in json.dumps(worker.log)
         assert not (system.directory / "gateway-default-0.sock").exists()
 

@@ -7,13 +7,24 @@ import random
 import grpc
 import numpy as np
 import pytest
+from blink.v1 import control_pb2
 from blink.v1 import inference_pb2 as pb
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from services.dpu_gateway.errors import STATUS_DETAILS_KEY
 from services.ring.record import pack_record
 from services.ring.schema import EngineState
-from tests.dpu_gateway.harness import Gateway, Result, collect, gateway, max_tokens, model_card, ring_info, text_request
+from tests.dpu_gateway.harness import (
+    Gateway,
+    Result,
+    collect,
+    gateway,
+    max_tokens,
+    model_card,
+    ring_info,
+    text_request,
+    until,
+)
 from tests.support.stand_in_engine import Behaviour
 
 
@@ -92,6 +103,23 @@ async def test_chat_without_a_template_is_refused_while_text_works() -> None:
         assert (await generate(system, text_request(stop=max_tokens(1)))).code is grpc.StatusCode.OK
 
 
+async def test_a_chat_whose_last_message_is_empty_is_refused_as_empty_text_is() -> None:
+    async with gateway() as system:
+        messages = [pb.ChatMessage(role="assistant", content=""), pb.ChatMessage(role="user", content="hi")]
+        chat = pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages), stop=max_tokens(1))
+        assert (await generate(system, chat)).code is grpc.StatusCode.OK
+        chat.chat.messages[-1].content = ""
+        assert bad_field(await generate(system, chat)) == "chat.messages[1].content"
+
+
+async def test_what_a_message_holds_is_refused_with_its_place_in_the_message() -> None:
+    async with gateway(card=model_card(unencodable_bytes=b"\x04")) as system:
+        messages = [pb.ChatMessage(role="system", content="fine"), pb.ChatMessage(role="user", content="a\x04b")]
+        result = await generate(system, pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages)))
+        assert bad_field(result) == "chat.messages[1].content"
+        assert "has byte 0x04 at character 1," in result.details
+
+
 async def test_an_unknown_model_is_not_found() -> None:
     async with gateway() as system:
         result = await generate(system, text_request(model="huge"))
@@ -125,6 +153,30 @@ async def test_with_every_slot_in_use_callers_are_refused_at_once_and_told_when_
         assert retry_after(result) == 1.5
         for call in calls:
             call.cancel()
+
+
+async def test_every_overload_is_counted_by_its_cause() -> None:
+    slow = Behaviour(tokens_per_second=1)
+    full = ring_info(slots_per_lane=2, arena_bytes=4096)
+    async with gateway(slow, full) as system:
+        first = system.inference().Generate(text_request(stop=max_tokens(600)))
+        await first.read()
+        await generate(system, text_request(stop=max_tokens(600)))
+        second = system.inference().Generate(text_request(stop=max_tokens(5)))
+        await second.read()
+        await asyncio.gather(*(generate(system, text_request(stop=max_tokens(5))) for _ in range(3)))
+        load = await system.control().GetLoad(control_pb2.GetLoadRequest())
+        assert load.overload == control_pb2.Overload(no_slot=3, arena_full=1)
+        await system.kill_engine()
+        await until(lambda: system.workers[0].link.session is None)
+        load = await system.control().GetLoad(control_pb2.GetLoadRequest())
+        assert load.overload.no_slot == 3  # the worker's own count, not the engine's
+        first.cancel()
+        second.cancel()
+    async with gateway(Behaviour(max_requests=0)) as system:
+        await generate(system, text_request())
+        load = await system.control().GetLoad(control_pb2.GetLoadRequest())
+        assert load.overload == control_pb2.Overload(queue_full=1)
 
 
 async def test_a_full_engine_queue_is_answered_before_anything_was_accepted() -> None:
