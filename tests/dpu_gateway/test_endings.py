@@ -192,3 +192,12 @@ async def test_random_cancels_give_every_slot_and_all_of_the_arena_back() -> Non
         assert set(outcomes) <= {"OK", "cancelled", "RESOURCE_EXHAUSTED"}
         assert outcomes.count("OK") > 50
         await settled(system)
+
+
+async def test_an_abort_of_what_was_never_submitted_does_not_end_a_later_request_of_that_id() -> None:
+    async with gateway() as system:
+        slot = system.session.reserve("mine")
+        assert system.session.abort("mine")
+        system.session.release("mine", slot)
+        result = await collect(system.inference().Generate(text_request(request_id="mine", stop=max_tokens(5))))
+        assert (result.finished.reason, len(result.ids)) == (pb.FINISH_REASON_LENGTH, 5)

@@ -12,7 +12,7 @@ from blink.v1 import control_pb2
 
 from services.dpu_gateway.server import NOT_SERVING, SERVING
 from services.ring.schema import Command, EngineState
-from tests.dpu_gateway.harness import Gateway, collect, gateway, max_tokens, ring_info, text_request, until
+from tests.dpu_gateway.harness import Gateway, collect, gateway, max_tokens, model_card, ring_info, text_request, until
 from tests.dpu_gateway.test_refusals import retry_after
 from tests.support.stand_in_engine import Behaviour
 
@@ -146,3 +146,18 @@ async def test_health_of_an_unknown_service_is_not_found() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await system.health("nobody")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_engine_that_comes_back_with_another_model_is_served_as_that_one() -> None:
+    async with gateway() as system:
+        await system.kill_engine()
+        await until(lambda: system.workers[0].link.session is None)
+        system.bootstrap.card = model_card(chat_template="")
+        system.bootstrap.card.name = "other"
+        await system.start_engine(ring_info(), Behaviour())
+        await until(lambda: system.workers[0].link.session is not None)
+        served = await system.control().GetModelInfo(control_pb2.GetModelInfoRequest())
+        assert (served.name, served.has_chat_template) == ("other", False)
+        request = text_request(stop=max_tokens(1))
+        request.model = "small"
+        assert (await collect(system.inference().Generate(request))).code is grpc.StatusCode.NOT_FOUND

@@ -9,7 +9,7 @@ from blink.v1 import inference_pb2 as pb
 
 from services.ring.header import RingInfo
 from services.ring.schema import RingGeometry
-from tests.dpu_gateway.harness import EOS, collect, gateway, max_tokens, text_request, until
+from tests.dpu_gateway.harness import EOS, collect, gateway, max_tokens, model_card, text_request, until
 from tests.dpu_gateway.small_tokenizer import CORPUS, byte_level_tokenizer
 from tests.support.stand_in_engine import FINGERPRINT, Behaviour
 from tests.support.stand_in_lane import LOGPROB, Script
@@ -177,3 +177,13 @@ async def test_a_megabyte_prompt_stalls_no_other_stream() -> None:
         result = await large
         assert result.accepted.prompt_tokens > 100_000
         assert chunks >= 10  # all of them while the large prompt was tokenized
+
+
+async def test_an_end_token_that_did_not_end_generation_is_text() -> None:
+    card = model_card()
+    letter = TOKENIZER.encode("a").ids
+    card.eos_token_ids[:] = letter
+    async with gateway(card=card) as system:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=letter), stop=max_tokens(3, ignore_eos=True))
+        result = await collect(system.inference().Generate(request))
+        assert (result.finished.reason, result.text) == (pb.FINISH_REASON_LENGTH, "aaa")
