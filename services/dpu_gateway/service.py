@@ -87,8 +87,8 @@ class InferenceService:
             await context.abort(message.code, str(message), message.trailing_metadata())
         session = self._link.session
         found = session is not None and session.abort(message.request_id)
-        if not found and not is_forwarded(context):
-            found = await self._peers.abort(message.request_id)
+        if not is_forwarded(context):  # also when found here: ids are unique in one worker only
+            found |= await self._peers.abort(message.request_id)
         return pb.AbortResponse(found=found)
 
     async def _generate(self, message: pb.GenerateRequest | FieldError, context: GenerateContext) -> None:

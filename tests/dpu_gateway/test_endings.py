@@ -133,6 +133,18 @@ async def test_abort_reaches_the_worker_that_has_the_request() -> None:
         assert not (await system.inference(1).Abort(pb.AbortRequest(request_id="elsewhere"))).found
 
 
+async def test_abort_ends_every_request_of_that_id_whichever_worker_has_it() -> None:
+    async with gateway(Behaviour(tokens_per_second=20), workers=2) as system:
+        reading = [
+            asyncio.create_task(collect(system.inference(worker).Generate(text_request(request_id="twice"))))
+            for worker in range(2)
+        ]
+        await until(lambda: live(system) == 2)
+        assert (await system.inference(0).Abort(pb.AbortRequest(request_id="twice"))).found
+        for result in await asyncio.gather(*reading):
+            assert result.finished.reason == pb.FINISH_REASON_CANCELLED
+
+
 async def test_a_dead_peers_socket_does_not_make_abort_fail() -> None:
     async with gateway() as system:
         (system.directory / "gateway-default-9.sock").touch()

@@ -63,7 +63,9 @@ BLINK_FN void settle_lane(State& state, u32 index) {
   if (lane.epoch != 0) {
     lane.ready = lane.seen_doorbell >> 32 == ring::submission_tag(lane.next_position);
   } else if (!lane.closing && lane.seen_epoch != 0 && lane.seen_epoch != lane.last_epoch) {
-    attach(state, index, load_acquire(&state.ring.inbound(index)->gateway_epoch));
+    // What the gateway reset before it wrote the epoch is seen from here on. One that changes it again waits a poll.
+    const u64 epoch = load_acquire(&state.ring.inbound(index)->gateway_epoch);
+    if (epoch == lane.seen_epoch) attach(state, index, epoch);
   }
 }
 

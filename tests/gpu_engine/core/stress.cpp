@@ -172,6 +172,9 @@ void hostile_gateway(Gateway& gateway, const std::atomic<bool>& done) {
                     load_acquire(&gateway.outbound()->log_head) + random() % 2);
     }
     if (random() % 64 == 0) store_release(gateway.word(0), random() % 4 ? ++epoch : 0);
+    if (random() % 64 == 0) {  // changes its mind faster than it can be polled
+      for (u32 i = 0; i < 256; ++i) store_release(gateway.word(0), i % 2 ? ++epoch : 0);
+    }
     if (random() % 8 == 0) std::this_thread::yield();
   }
   store_release(gateway.word(0), u64{0});
@@ -213,8 +216,14 @@ int main(int, char** arguments) {
   std::array<float, 8> logprobs{};
   std::array<i32, 8 * ring::kMaxTopLogprobs> top_tokens{};
   std::array<float, 8 * ring::kMaxTopLogprobs> top_logprobs{};
+  u64 served = 0;
+  u32 stale_epochs =
+      0;  // the hostile gateway's epochs only grow: one that is 0, or was there before, was never asked for
   const auto step = [&] {
     scheduler.poll(++now);
+    const u64 last = scheduler.state().lanes[1].last_epoch;
+    stale_epochs += last < served;
+    served = last;
     if (!scheduler.plan(now)) return;
     scheduler.poll(++now);
     const Step& planned = scheduler.state().step;
@@ -233,6 +242,7 @@ int main(int, char** arguments) {
   const State& state = scheduler.state();
   u64 lines = 0;
   for (u32 i = 0; i < kLanes * state.bitmap_words; ++i) lines += state.used_lines[i] != 0;
+  faults += stale_epochs;
   const bool empty = state.free_page_count == config.page_count && state.free_line_count == config.max_running &&
                      state.running.count + state.waiting.count == 0 && lines == 0;
   std::printf("%s: %u faults, %u of %u pages free, %llu rejected, %llu preemptions\n",
