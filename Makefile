@@ -6,7 +6,7 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-gpu install cuda lint types imports format lock clean model
+.PHONY: run test test-gpu test-rdma install cuda lint types imports format lock clean model
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -18,6 +18,16 @@ test: lint types imports model
 # On a machine with an NVIDIA GPU; what compares with transformers also needs torch and transformers in the venv.
 test-gpu: install model cuda
 	$(BIN)/pytest -m gpu -n 0 tests/gpu
+
+# In an emulated machine with soft-RoCE (docs/rdma.md): no RDMA hardware, no KVM and, once qemu is there, no root.
+test-rdma: install
+	@command -v qemu-system-x86_64 >/dev/null || { \
+	  if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	    echo "blink needs one more package for this, installing: qemu-system-x86"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -qq --yes --no-install-recommends qemu-system-x86 >/dev/null; \
+	  else echo "blink needs one more package for this: apt-get install qemu-system-x86"; exit 1; fi; }
+	$(BIN)/pytest -m rdma -n 0 tests/rdma
 
 # What the cuda engine needs beside NVIDIA's driver.
 cuda: install

@@ -1,0 +1,62 @@
+"""Tests of the verbs transport over soft-RoCE.
+
+Outside, their items are handed to an emulated machine, one for all of them, and its reports are shown as if they had
+run here. Inside, they run, and vm/guest.py sends the reports.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.rdma.vm.machine import run_tests
+from tests.rdma.vm.packages import MachineUnavailableError
+
+_HERE = Path(__file__).parent
+_INSIDE = "BLINK_TESTS" in os.environ
+_REPORTS = pytest.StashKey[dict[str, list[pytest.TestReport]]]()
+_CONSOLE = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked_for = "rdma" in config.option.markexpr and "PYTEST_XDIST_WORKER" not in os.environ
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.rdma)
+            if not (_INSIDE or asked_for):
+                item.add_marker(pytest.mark.skip("runs in an emulated machine: make test-rdma"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    if _INSIDE or item.get_closest_marker("skip"):
+        return None
+    stash = item.session.stash
+    if _REPORTS not in stash:
+        _run_all(item.session)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = stash[_REPORTS].get(item.nodeid, [])
+    if not any(report.when == "teardown" for report in reports):
+        console, stash[_CONSOLE] = stash[_CONSOLE], "what the first such test shows"
+        message = f"the emulated machine gave no report of this test; its end was\n{console}"
+        reports = [*reports, pytest.TestReport(item.nodeid, item.location, {}, "failed", message, "call")]
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _run_all(session: pytest.Session) -> None:
+    tests = [item.nodeid for item in session.items if item.get_closest_marker("rdma")]
+    by_test: dict[str, list[pytest.TestReport]] = defaultdict(list)
+    try:
+        serialized, console = run_tests(tests)
+    except MachineUnavailableError as error:
+        serialized, console = [], str(error)
+    for data in serialized:
+        report = session.config.hook.pytest_report_from_serializable(config=session.config, data=data)
+        by_test[report.nodeid].append(report)
+    session.stash[_REPORTS], session.stash[_CONSOLE] = by_test, console

@@ -1,0 +1,285 @@
+"""The verbs transport over soft-RoCE: two processes, two devices, one link."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from services.ring import schema
+from services.ring.errors import TransportLostError
+from services.ring.header import read_ring_info, read_status
+from services.ring.lane import LaneClient
+from services.ring.record import pack_record
+from services.ring.schema import FinishReason, LogKind
+from services.ring.verbs.status import CompletionError, CompletionStatus
+from tests.support.rings import ring_info
+
+if TYPE_CHECKING:  # these need pyverbs, which only the emulated machine has
+    from services.ring.verbs.device import Device
+    from services.ring.verbs.grant import LaneGrant
+    from services.ring.verbs.transport import VerbsTransport
+    from tests.rdma.sides import Forge, HostProcess
+
+GEOMETRY = ring_info(lanes=2, slots=8, arena_bytes=1 << 18, log_entries=1024).geometry
+LINK = Path(__file__).parent / "vm/link.sh"
+TIME_LIMIT = 20.0  # seconds that anything may take, on slow processors
+LOSS_LIMIT = 4.0  # seconds until a loss shows: 7 sendings of 67 ms, which the standard lets take four times that
+_epochs = itertools.count(1)
+
+Connect = Callable[..., AbstractContextManager["VerbsTransport"]]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[HostProcess]:
+    from tests.rdma.sides import HostProcess  # noqa: PLC0415
+
+    process = HostProcess()
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    from services.ring.verbs.device import Device  # noqa: PLC0415
+
+    opened = Device("rxe_dpu")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def connect(host: HostProcess, device: Device) -> Connect:
+    from tests.rdma.sides import connection  # noqa: PLC0415
+
+    def make(lane: int = 0, forge: Forge | None = None) -> AbstractContextManager[VerbsTransport]:
+        return connection(host, device, lane, forge)
+
+    return make
+
+
+def attach(transport: VerbsTransport, lane: int = 0) -> LaneClient:
+    from tests.rdma.sides import attached_lane  # noqa: PLC0415
+
+    return attached_lane(transport, lane, gateway_epoch=next(_epochs))
+
+
+def run_request(client: LaneClient, prompt: list[int], *, slot: int = 0, max_tokens: int = 20) -> list[int]:
+    """Submit, and read until FINISH; the tokens."""
+    position = client.submit(pack_record(prompt, slot=slot, max_tokens=max_tokens), 0)
+    deadline = time.monotonic() + TIME_LIMIT
+    tokens: list[int] = []
+    while time.monotonic() < deadline:
+        client.poll()
+        entries = client.read_log()
+        client.acknowledge()
+        assert (entries["tag"] == schema.submission_tag(position)).all()
+        tokens += entries["token"][entries["kind"] == LogKind.TOKEN].tolist()
+        finish = entries[entries["kind"] == LogKind.FINISH]
+        if finish.size:
+            assert finish["detail"][0] == FinishReason.LENGTH
+            return tokens
+        time.sleep(0.002)
+    raise AssertionError(f"no FINISH within {TIME_LIMIT} s, {len(tokens)} tokens")
+
+
+def test_reads_return_what_was_written(connect: Connect) -> None:
+    arena = GEOMETRY.arena(0)
+    with connect() as transport:
+        data = bytes(range(1, 256))
+        transport.write(arena + 3, data)  # neither start nor end on a word
+        transport.write(arena + 512, (2**64 - 2).to_bytes(8, "little"), flag=True)
+        transport.flush()
+        assert transport.read(arena + 2, 257) == b"\0" + data + b"\0"
+        assert transport.read(arena + 512, 8) == b"\xfe" + b"\xff" * 7
+        assert dataclasses.astuple(transport.counters) == (2, 263, 2, 265)
+
+
+def test_thousands_of_writes_of_all_sizes_arrive_whole_and_in_order(connect: Connect, host: HostProcess) -> None:
+    """Many times the depth of the queue and the size of staging, without a read between."""
+    rng = random.Random(1)
+    arena, size = GEOMETRY.arena(0), GEOMETRY.arena_bytes
+    expected = bytearray(size)
+    with connect() as transport:
+        transport.write(arena, bytes(size))  # longer than staging
+        for _ in range(2000):
+            length = rng.choice((8, 64, 65, 200, 1000, 5000, 20_000) if rng.random() < 0.1 else (8, 64, 65, 200))
+            offset = rng.randrange(size - length)
+            data = rng.randbytes(length)
+            transport.write(arena + offset, data)
+            expected[offset : offset + length] = data
+        transport.flush()
+        assert transport.read(arena, size) == expected
+
+
+def test_out_of_range_and_closed_are_refused_without_an_operation(connect: Connect) -> None:
+    with connect() as transport:
+        for offset, length in ((transport.size - 7, 8), (transport.size + 1, 0), (GEOMETRY.arena(1), 8)):
+            with pytest.raises(IndexError):
+                transport.read(offset, length)
+            with pytest.raises(IndexError):
+                transport.write(offset, bytes(length))
+        with pytest.raises(IndexError):
+            transport.write(0, bytes(8))  # the header is only read
+        for offset, length in ((4, 8), (8, 4), (8, 16)):
+            with pytest.raises(IndexError):
+                transport.write(GEOMETRY.arena(0) + offset, bytes(length), flag=True)
+        assert (transport.counters.writes, transport.counters.reads) == (0, 0)
+        transport.close()
+        transport.close()
+        for use in (lambda: transport.read(0, 8), lambda: transport.write(0, bytes(8)), transport.flush):
+            with pytest.raises(TransportLostError, match="closed"):
+                use()
+
+
+def test_header_and_status_are_read(connect: Connect) -> None:
+    with connect() as transport:
+        assert read_ring_info(transport).geometry == GEOMETRY
+        first = int(read_status(transport, GEOMETRY).engine["heartbeat"])
+        deadline = time.monotonic() + TIME_LIMIT
+        while int(read_status(transport, GEOMETRY).engine["heartbeat"]) == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_request_costs_two_writes_and_an_acknowledge_and_one_read_for_each_look_with_news(connect: Connect) -> None:
+    with connect() as transport:
+        client = attach(transport)
+        before = dataclasses.replace(transport.counters)
+        polls = news = 0
+
+        read_log, poll = client.read_log, client.poll
+
+        def counted_poll() -> Any:
+            nonlocal polls
+            polls += 1
+            return poll()
+
+        def counted_read_log() -> Any:
+            nonlocal news
+            entries = read_log()
+            news += bool(entries.size)
+            return entries
+
+        client.poll, client.read_log = counted_poll, counted_read_log  # type: ignore[method-assign]
+        prompt = list(range(100, 150))
+        assert run_request(client, prompt, max_tokens=100) == np.resize(prompt, 100).tolist()
+        record = schema.DESCRIPTOR.size + 4 * len(prompt)
+        assert transport.counters.writes - before.writes == 2 + 1
+        assert transport.counters.written_bytes - before.written_bytes == record + 8 + 16
+        assert transport.counters.reads - before.reads == polls + news
+        print(f"polls {polls}, with news {news}, for 102 entries")
+
+
+def test_two_gateways_work_at_once(connect: Connect) -> None:
+    with connect(0) as first, connect(1) as second:
+        clients = [attach(first, 0), attach(second, 1)]
+        for turn in range(5):
+            for number, client in enumerate(clients):
+                prompt = [1000 * number + turn, 7]
+                assert run_request(client, prompt, slot=turn) == prompt * 10
+
+
+@pytest.mark.parametrize("target", ["another lane", "beyond the own lane", "the engine's lines", "the header"])
+def test_writes_outside_of_the_own_lane_are_refused_by_the_owners_nic_and_harm_nobody(
+    connect: Connect, host: HostProcess, target: str
+) -> None:
+    """The hostile gateway knows every key and address, and its own software checks nothing."""
+    with connect(1) as victim:
+        neighbour = attach(victim, 1)
+
+        def forge(grant: LaneGrant) -> LaneGrant:
+            longer = dataclasses.replace(grant.inbound, length=2 * grant.inbound.length)
+            changes: dict[str, dict[str, Any]] = {
+                "another lane": {"inbound": victim.grant.inbound},
+                "beyond the own lane": {"inbound": longer},
+                "the engine's lines": {"outbound": dataclasses.replace(grant.outbound, writable=True)},
+                "the header": {"header": dataclasses.replace(grant.header, writable=True)},
+            }
+            return dataclasses.replace(grant, **changes[target])
+
+        offset = {"the engine's lines": GEOMETRY.log(0), "the header": 0}.get(target, GEOMETRY.arena(1))
+        with connect(0, forge) as hostile:
+            before = host.digest(offset, 64)
+            hostile.write(offset, b"\xff" * 64)
+            with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
+                hostile.flush()
+            assert host.digest(offset, 64) == before
+            with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):  # it stays lost
+                hostile.read(0, 8)
+        assert run_request(neighbour, [5, 6]) == [5, 6] * 10
+
+
+def test_another_lane_can_not_be_read_either(connect: Connect) -> None:
+    with connect(1) as victim:
+        stolen = victim.grant.inbound
+        with (
+            connect(0, lambda grant: dataclasses.replace(grant, inbound=stolen)) as hostile,
+            pytest.raises(CompletionError, match="REM_ACCESS_ERR"),
+        ):
+            hostile.read(GEOMETRY.arena(1), 64)
+        victim.flush()
+
+
+def test_a_wrong_key_is_named_with_its_status(connect: Connect) -> None:
+    def forge(grant: LaneGrant) -> LaneGrant:
+        return dataclasses.replace(grant, header=dataclasses.replace(grant.header, rkey=grant.header.rkey ^ 0x5A00))
+
+    with connect(0, forge) as transport:
+        with pytest.raises(CompletionError, match=r"REM_ACCESS_ERR \(status 10\)") as caught:
+            transport.read(0, 64)
+        assert caught.value.status is CompletionStatus.REM_ACCESS_ERR
+
+
+def test_revoked_access_ends_the_transport_in_bounded_time(connect: Connect, host: HostProcess) -> None:
+    with connect() as transport:
+        transport.flush()
+        host.ask(do="detach", lane=0)
+        assert_lost(transport, {CompletionStatus.RETRY_EXC_ERR})
+
+
+def test_a_cut_link_ends_the_transport_in_bounded_time_and_a_new_one_works_once_it_is_back(connect: Connect) -> None:
+    with connect() as transport:
+        transport.flush()
+        subprocess.run(["sh", LINK, "down"], check=True)
+        try:
+            assert_lost(transport, {CompletionStatus.RETRY_EXC_ERR})
+        finally:
+            subprocess.run(["sh", LINK, "up"], check=True)
+    with connect() as transport:
+        assert run_request(attach(transport), [1, 2, 3]) == np.resize([1, 2, 3], 20).tolist()
+
+
+def test_a_killed_host_ends_the_transport_in_bounded_time(device: Device) -> None:
+    from tests.rdma.sides import HostProcess, connection  # noqa: PLC0415
+
+    host = HostProcess()
+    try:
+        with connection(host, device, 0) as transport:
+            transport.flush()
+            host.kill()
+            assert_lost(transport, {CompletionStatus.RETRY_EXC_ERR})
+    finally:
+        host.kill()
+
+
+def assert_lost(transport: VerbsTransport, statuses: set[CompletionStatus]) -> None:
+    start = time.monotonic()
+    transport.write(GEOMETRY.arena(0), bytes(8), flag=True)  # posted: that it is lost shows later
+    with pytest.raises(CompletionError) as caught:
+        transport.flush()
+    elapsed = time.monotonic() - start
+    print(f"{caught.value} after {elapsed:.2f} s")
+    assert caught.value.status in statuses
+    assert elapsed < LOSS_LIMIT
+    with pytest.raises(TransportLostError):
+        transport.write(GEOMETRY.arena(0), bytes(8), flag=True)
