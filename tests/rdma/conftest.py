@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rdma.lanes import Connect
 from tests.rdma.vm.machine import run_tests
 from tests.rdma.vm.packages import MachineUnavailableError
+
+if TYPE_CHECKING:  # these need pyverbs, which only the emulated machine has
+    from services.ring.verbs.device import Device
+    from services.ring.verbs.transport import VerbsTransport
+    from tests.rdma.sides import Forge, HostProcess
 
 _HERE = Path(__file__).parent
 _INSIDE = "BLINK_TESTS" in os.environ
@@ -60,3 +69,32 @@ def _run_all(session: pytest.Session) -> None:
         report = session.config.hook.pytest_report_from_serializable(config=session.config, data=data)
         by_test[report.nodeid].append(report)
     session.stash[_REPORTS], session.stash[_CONSOLE] = by_test, console
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Iterator[HostProcess]:
+    """Serves with the engine that the test's module names."""
+    from tests.rdma.sides import HostProcess  # noqa: PLC0415
+
+    process = HostProcess(request.module.ENGINE)
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    from services.ring.verbs.device import Device  # noqa: PLC0415
+
+    opened = Device("rxe_dpu")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def connect(host: HostProcess, device: Device) -> Connect:
+    from tests.rdma.sides import connection  # noqa: PLC0415
+
+    def make(lane: int = 0, forge: Forge | None = None) -> AbstractContextManager[VerbsTransport]:
+        return connection(host, device, lane, forge)
+
+    return make

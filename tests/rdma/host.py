@@ -1,6 +1,6 @@
-"""The host side: a process that owns a ring, lets the stand-in engine serve it and exports its lanes on rxe_host.
+"""The host side: a process that owns a ring, lets an engine serve it and exports its lanes on rxe_host.
 
-One JSON object a line asks, one answers::
+``python -m tests.rdma.host stand-in`` or ``... core``. One JSON object a line asks, one answers::
 
     {"do": "attach", "lane": 0, "gateway": {...QueuePairAddress}}   -> LaneGrant
     {"do": "detach", "lane": 0}                                     -> null
@@ -13,22 +13,64 @@ import dataclasses
 import hashlib
 import json
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from services.ring.memory import Region
 from services.ring.verbs.device import Device
 from services.ring.verbs.export import LaneExport
 from services.ring.verbs.grant import QueuePairAddress
-from tests.support.rings import private_ring, ring_info
+from tests.gpu_engine.core.machine import Machine
+from tests.rdma.lanes import CONTEXT, GEOMETRY, RING
+from tests.support.rings import private_ring
 from tests.support.stand_in_engine import Behaviour, StandInEngine
 
-INFO = ring_info(lanes=2, slots=8, arena_bytes=1 << 18, log_entries=1024)
-IDLE_SLEEP = 0.01  # seconds: the emulated machine's two processors are slow
+IDLE_SLEEP = 0.005  # seconds: the emulated machine's two processors are slow
+
+
+@contextmanager
+def stand_in() -> Iterator[Region]:
+    ring = private_ring(RING)
+    with StandInEngine(ring, Behaviour(idle_sleep=IDLE_SLEEP)).running():
+        yield ring
+
+
+@contextmanager
+def scheduling_core() -> Iterator[Region]:
+    """The product's C++ scheduler, with an executor whose tokens tell what it read from the KV cache."""
+    machine = Machine(
+        lanes=GEOMETRY.lanes,
+        slots=GEOMETRY.slots_per_lane,
+        arena_bytes=GEOMETRY.arena_bytes,
+        log_entries=GEOMETRY.log_entries,
+        max_context=CONTEXT,
+        page_count=512,
+        lease_us=1 << 40,  # its time passes by steps
+    )
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.is_set():
+            if not machine.step():
+                stopped.wait(IDLE_SLEEP)
+
+    thread = threading.Thread(target=run, name="core", daemon=True)
+    thread.start()
+    try:
+        yield machine.region
+    finally:
+        stopped.set()
+        thread.join()
+
+
+ENGINES = {"stand-in": stand_in, "core": scheduling_core}
 
 
 def main() -> None:
-    ring = private_ring(INFO)
     device = Device("rxe_host")
     exports: dict[int, LaneExport] = {}
-    with StandInEngine(ring, Behaviour(idle_sleep=IDLE_SLEEP)).running():
+    with ENGINES[sys.argv[1]]() as ring:
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:
             request = json.loads(line)
@@ -37,7 +79,7 @@ def main() -> None:
                 gateway = QueuePairAddress(**request["gateway"])
                 if old := exports.pop(request["lane"], None):
                     old.close()
-                exports[request["lane"]] = export = LaneExport(device, ring, INFO.geometry, request["lane"], gateway)
+                exports[request["lane"]] = export = LaneExport(device, ring, GEOMETRY, request["lane"], gateway)
                 answer = dataclasses.asdict(export.grant)
             elif request["do"] == "detach":
                 exports.pop(request["lane"]).close()

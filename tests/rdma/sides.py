@@ -10,22 +10,18 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from services.ring.lane import LaneClient
 from services.ring.verbs.device import Device
 from services.ring.verbs.grant import LaneGrant, QueuePairAddress, RemoteRegion
 from services.ring.verbs.queue_pair import QueuePair
 from services.ring.verbs.transport import VerbsTransport
-from tests.rdma.host import INFO
-
-LEASE_TIMEOUT = 60.0  # seconds
 
 Forge = Callable[[LaneGrant], LaneGrant]
 
 
 class HostProcess:
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rdma.host"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.rdma.host", engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._answer()
 
@@ -76,9 +72,3 @@ def connection(host: HostProcess, device: Device, lane: int, forge: Forge | None
         yield transport
     finally:
         transport.close()
-
-
-def attached_lane(transport: VerbsTransport, lane: int, *, gateway_epoch: int) -> LaneClient:
-    client = LaneClient(transport, INFO.geometry, lane, gateway_epoch=gateway_epoch, lease_timeout=LEASE_TIMEOUT)
-    client.attach(timeout=20, poll_interval=0.01)
-    return client

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,76 +17,25 @@ from services.ring.errors import TransportLostError
 from services.ring.header import read_ring_info, read_status
 from services.ring.lane import LaneClient
 from services.ring.record import pack_record
-from services.ring.schema import FinishReason, LogKind
+from services.ring.schema import FinishReason
 from services.ring.verbs.status import CompletionError, CompletionStatus
-from tests.support.rings import ring_info
+from tests.rdma.lanes import GEOMETRY, TIME_LIMIT, Connect, Looks, attach, run_requests
 
 if TYPE_CHECKING:  # these need pyverbs, which only the emulated machine has
     from services.ring.verbs.device import Device
     from services.ring.verbs.grant import LaneGrant
     from services.ring.verbs.transport import VerbsTransport
-    from tests.rdma.sides import Forge, HostProcess
+    from tests.rdma.sides import HostProcess
 
-GEOMETRY = ring_info(lanes=2, slots=8, arena_bytes=1 << 18, log_entries=1024).geometry
+ENGINE = "stand-in"
 LINK = Path(__file__).parent / "vm/link.sh"
-TIME_LIMIT = 20.0  # seconds that anything may take, on slow processors
 LOSS_LIMIT = 4.0  # seconds until a loss shows: 7 sendings of 67 ms, which the standard lets take four times that
-_epochs = itertools.count(1)
-
-Connect = Callable[..., AbstractContextManager["VerbsTransport"]]
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[HostProcess]:
-    from tests.rdma.sides import HostProcess  # noqa: PLC0415
-
-    process = HostProcess()
-    yield process
-    process.kill()
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    from services.ring.verbs.device import Device  # noqa: PLC0415
-
-    opened = Device("rxe_dpu")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def connect(host: HostProcess, device: Device) -> Connect:
-    from tests.rdma.sides import connection  # noqa: PLC0415
-
-    def make(lane: int = 0, forge: Forge | None = None) -> AbstractContextManager[VerbsTransport]:
-        return connection(host, device, lane, forge)
-
-    return make
-
-
-def attach(transport: VerbsTransport, lane: int = 0) -> LaneClient:
-    from tests.rdma.sides import attached_lane  # noqa: PLC0415
-
-    return attached_lane(transport, lane, gateway_epoch=next(_epochs))
 
 
 def run_request(client: LaneClient, prompt: list[int], *, slot: int = 0, max_tokens: int = 20) -> list[int]:
-    """Submit, and read until FINISH; the tokens."""
-    position = client.submit(pack_record(prompt, slot=slot, max_tokens=max_tokens), 0)
-    deadline = time.monotonic() + TIME_LIMIT
-    tokens: list[int] = []
-    while time.monotonic() < deadline:
-        client.poll()
-        entries = client.read_log()
-        client.acknowledge()
-        assert (entries["tag"] == schema.submission_tag(position)).all()
-        tokens += entries["token"][entries["kind"] == LogKind.TOKEN].tolist()
-        finish = entries[entries["kind"] == LogKind.FINISH]
-        if finish.size:
-            assert finish["detail"][0] == FinishReason.LENGTH
-            return tokens
-        time.sleep(0.002)
-    raise AssertionError(f"no FINISH within {TIME_LIMIT} s, {len(tokens)} tokens")
+    ((tokens, reason),) = run_requests(client, [pack_record(prompt, slot=slot, max_tokens=max_tokens)])
+    assert reason is FinishReason.LENGTH
+    return tokens
 
 
 def test_reads_return_what_was_written(connect: Connect) -> None:
@@ -155,29 +101,15 @@ def test_a_request_costs_two_writes_and_an_acknowledge_and_one_read_for_each_loo
     with connect() as transport:
         client = attach(transport)
         before = dataclasses.replace(transport.counters)
-        polls = news = 0
-
-        read_log, poll = client.read_log, client.poll
-
-        def counted_poll() -> Any:
-            nonlocal polls
-            polls += 1
-            return poll()
-
-        def counted_read_log() -> Any:
-            nonlocal news
-            entries = read_log()
-            news += bool(entries.size)
-            return entries
-
-        client.poll, client.read_log = counted_poll, counted_read_log  # type: ignore[method-assign]
+        looks = Looks()
         prompt = list(range(100, 150))
-        assert run_request(client, prompt, max_tokens=100) == np.resize(prompt, 100).tolist()
+        ((tokens, _),) = run_requests(client, [pack_record(prompt, slot=0, max_tokens=100)], looks)
+        assert tokens == np.resize(prompt, 100).tolist()
         record = schema.DESCRIPTOR.size + 4 * len(prompt)
         assert transport.counters.writes - before.writes == 2 + 1
         assert transport.counters.written_bytes - before.written_bytes == record + 8 + 16
-        assert transport.counters.reads - before.reads == polls + news
-        print(f"polls {polls}, with news {news}, for 102 entries")
+        assert transport.counters.reads - before.reads == looks.polls + looks.with_news
+        print(f"polls {looks.polls}, with news {looks.with_news}, for 102 entries")
 
 
 def test_two_gateways_work_at_once(connect: Connect) -> None:
@@ -262,7 +194,7 @@ def test_a_cut_link_ends_the_transport_in_bounded_time_and_a_new_one_works_once_
 def test_a_killed_host_ends_the_transport_in_bounded_time(device: Device) -> None:
     from tests.rdma.sides import HostProcess, connection  # noqa: PLC0415
 
-    host = HostProcess()
+    host = HostProcess(ENGINE)
     try:
         with connection(host, device, 0) as transport:
             transport.flush()

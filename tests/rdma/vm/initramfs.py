@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.rdma.vm.packages import MachineUnavailableError
 # crc32_generic is no dependency of rdma_rxe, but its first `rdma link add` asks for it.
 MODULES = ("virtio_pci", "9p", "9pnet_virtio", "crc32_generic", "ib_uverbs", "rdma_rxe", "veth")
 _KEPT = ("bin", "sbin", "etc", "lib", "lib64", "usr/bin", "usr/sbin", "usr/lib")
-_LEFT_OUT = ("lib/modules", "usr/lib/x86_64-linux-gnu/perl", "usr/lib/x86_64-linux-gnu/perl-base", "usr/share")
+_LEFT_OUT = ("lib/modules", "usr/lib/x86_64-linux-gnu/perl")
 _FOLDERS = ("dev", "proc", "sys", "tmp", "root", "run")
 
 
@@ -25,6 +26,16 @@ def build(root: Path, init: Path, exports: str, target: Path) -> None:
             file.write(_record(inode, name, mode, data))
         file.write(_record(0, "TRAILER!!!", 0, b""))
     scratch.rename(target)
+
+
+def prune(root: Path) -> None:
+    """Delete what ``build`` leaves out, most of it modules of other hardware."""
+    kept = set(_in_order_of_loading(root))
+    for path in (root / "lib/modules").rglob("*.ko"):
+        if path not in kept:
+            path.unlink()
+    for name in ("usr/share", "var", "usr/include"):
+        shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _entries(root: Path, init: Path, exports: str) -> Iterator[tuple[str, int, bytes]]:

@@ -33,7 +33,7 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
     qemu = shutil.which("qemu-system-x86_64")
     if qemu is None:
         raise MachineUnavailableError("qemu-system-x86_64 is missing: apt-get install qemu-system-x86")
-    root = unpacked()
+    root = unpacked(initramfs.prune)
     _check_python(root)
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     with tempfile.TemporaryDirectory(prefix="blink-rdma-", dir=cache_folder()) as folder:

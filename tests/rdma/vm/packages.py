@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 PACKAGES = ("busybox-static", "iproute2", "python3-minimal", "python3-pyverbs", "ibverbs-providers", "libstdc++6")
@@ -21,8 +22,11 @@ def cache_folder() -> Path:
     return Path(base) / "blink" / "rdma-vm"
 
 
-def unpacked() -> Path:
-    """A folder with the newest kernel and packages that apt knows of, unpacked; made when it is not there yet."""
+def unpacked(prune: Callable[[Path], None]) -> Path:
+    """A folder with the newest kernel and packages that apt knows of, unpacked; made when it is not there yet.
+
+    ``prune`` takes from a new one what the machine has no use for.
+    """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise MachineUnavailableError(f"the emulated machine is made of Debian packages: {tool} is missing")
@@ -39,6 +43,7 @@ def unpacked() -> Path:
         for archive in sorted(downloads.iterdir()):
             _call("dpkg-deb", "--extract", str(archive), str(scratch))
         shutil.rmtree(downloads)
+        prune(scratch)
         for old in cache_folder().glob("root-*"):
             if old != scratch:
                 shutil.rmtree(old, ignore_errors=True)
