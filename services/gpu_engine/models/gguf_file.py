@@ -52,8 +52,8 @@ class GgufFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
                 raise CorruptCheckpointError(f"{path}: the file is empty") from error
-        self._offset = 0
-        if (magic := self._take(4)) != MAGIC:
+        self._offset = len(MAGIC)
+        if (magic := self._map[: self._offset]) != MAGIC:  # also of a file that ends before
             raise CorruptCheckpointError(f"{path}: not a GGUF file, it starts with {magic!r} instead of {MAGIC!r}")
         if (version := self._scalar("<I")) not in VERSIONS:
             raise CorruptCheckpointError(f"{path}: GGUF version is {version}, must be one of {VERSIONS}")

@@ -106,6 +106,10 @@ def test_wrong_magic_and_version_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"GGML" + content[4:])
     with pytest.raises(CorruptCheckpointError, match=r"not a GGUF file.*GGML"):
         open_checkpoint(path)
+    for short in (b"G", b"no"):
+        path.write_bytes(short)
+        with pytest.raises(CorruptCheckpointError, match="not a GGUF file"):
+            open_checkpoint(path)
     path.write_bytes(content[:4] + (9).to_bytes(4, "little") + content[8:])
     with pytest.raises(CorruptCheckpointError, match="version is 9"):
         open_checkpoint(path)
