@@ -95,7 +95,7 @@ def device() -> Iterator[Device]:
 def connect(host: HostProcess, device: Device) -> Connect:
     from tests.rdma.sides import connection  # noqa: PLC0415
 
-    def make(lane: int = 0, forge: Forge | None = None) -> AbstractContextManager[VerbsTransport]:
-        return connection(host, device, lane, forge)
+    def make(lane: int = 0, forge: Forge | None = None, **limits: int) -> AbstractContextManager[VerbsTransport]:
+        return connection(host, device, lane, forge, **limits)
 
     return make

@@ -17,7 +17,7 @@ from tests.support.rings import ring_info
 if TYPE_CHECKING:  # needs pyverbs, which only the emulated machine has
     from services.ring.verbs.transport import VerbsTransport
 
-Connect = Callable[..., AbstractContextManager["VerbsTransport"]]  # (lane=0, forge=None), the fixture
+Connect = Callable[..., AbstractContextManager["VerbsTransport"]]  # (lane=0, forge=None, **limits), the fixture
 
 RING = ring_info(lanes=2, slots=8, arena_bytes=1 << 18, log_entries=1024)
 GEOMETRY = RING.geometry

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.ring.verbs.device import Device
 from services.ring.verbs.grant import LaneGrant, QueuePairAddress, RemoteRegion
-from services.ring.verbs.queue_pair import QueuePair
+from services.ring.verbs.queue_pair import QueuePair, QueuePairLimits
 from services.ring.verbs.transport import VerbsTransport
 
 Forge = Callable[[LaneGrant], LaneGrant]
@@ -61,9 +61,14 @@ class HostProcess:
 
 
 @contextlib.contextmanager
-def connection(host: HostProcess, device: Device, lane: int, forge: Forge | None = None) -> Iterator[VerbsTransport]:
-    """A transport to ``lane``; ``forge`` changes its grant, as a hostile gateway could."""
-    queue_pair = QueuePair(device)
+def connection(
+    host: HostProcess, device: Device, lane: int, forge: Forge | None = None, **limits: int
+) -> Iterator[VerbsTransport]:
+    """A transport to ``lane``.
+
+    ``forge`` changes its grant, as a hostile gateway could; ``limits`` are its queue pair's.
+    """
+    queue_pair = QueuePair(device, QueuePairLimits(**limits))
     grant = host.attach(lane, queue_pair.address)
     if forge is not None:
         grant = forge(grant)
