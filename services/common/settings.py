@@ -147,17 +147,6 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
         except PydanticSettingsError as error:
             raise SettingsError(f"{cls.process}: {error}") from error
 
-    def as_flags(self) -> list[str]:
-        """The command line that reproduces what differs from the defaults; for starting a process with it."""
-        flags = []
-        for name, value in self.model_dump(mode="json", exclude_defaults=True).items():
-            flag = "--" + name.replace("_", "-")
-            if isinstance(value, bool):
-                flags.append(flag if value else f"--no-{flag[2:]}")
-            else:
-                flags.append(f"{flag}={value}")
-        return flags
-
 
 def _describe(problem: ErrorDetails, fields: Mapping[str, Any]) -> str:
     name = ".".join(str(part) for part in problem["loc"]) or "settings"

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from services.common.errors import BlinkError
 
 
 class EngineError(BlinkError):
     """An engine can't be started as asked, or has failed."""
+
+
+class SchedulerSettings(TypedDict):
+    """What every engine tells the scheduling core (SchedulerConfig of core/_core.pyi)."""
+
+    page_size: int
+    page_count: int
+    max_running: int
+    max_batched_tokens: int
+    max_waiting: int
+    priority_boost: int
+    lease_us: int
+    eos_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,18 @@ class EngineLimits:
     max_waiting: int
     lease_timeout_ms: int
     priority_boost: int = 32
+
+    def scheduler_settings(self, eos_token_ids: Sequence[int]) -> SchedulerSettings:
+        return {
+            "page_size": self.page_size,
+            "page_count": self.kv_pages,
+            "max_running": self.max_running,
+            "max_batched_tokens": self.max_batched_tokens,
+            "max_waiting": self.max_waiting,
+            "priority_boost": self.priority_boost,
+            "lease_us": self.lease_timeout_ms * 1000,
+            "eos_token_ids": eos_token_ids,
+        }
 
     def check(self) -> None:
         """Refuse sizes with which the longest request could never run.

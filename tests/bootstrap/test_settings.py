@@ -30,3 +30,10 @@ def test_the_default_arena_is_bounded_but_always_holds_two_requests() -> None:
 def test_bad_values_are_refused_by_name_value_and_limit(flag: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         BootstrapSettings.load([flag])
+
+
+def test_the_cuda_engine_has_larger_defaults_and_what_is_given_stays() -> None:
+    cpu, cuda = BootstrapSettings(), BootstrapSettings(engine="cuda")
+    assert (cpu.max_running, cpu.max_batched_tokens, cpu.kv_tokens) == (64, 256, 32_768)
+    assert (cuda.max_running, cuda.max_batched_tokens, cuda.kv_tokens) == (256, 2_048, 262_144)
+    assert BootstrapSettings.load(["--engine=cuda", "--max-running=64"]).max_running == 64

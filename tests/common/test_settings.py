@@ -69,12 +69,6 @@ def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatc
     assert Settings().port == 50051
 
 
-def test_as_flags_reproduces_the_settings() -> None:
-    settings = Settings(port=4, reflection=False, socket=Path("/a b"), log_level="debug")
-    assert Settings.load(settings.as_flags()) == settings
-    assert Settings().as_flags() == []
-
-
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [

@@ -58,19 +58,7 @@ class CpuEngine(Engine):
         for name, value in (("page_size", limits.page_size), ("the model's head_dim", config.head_dim)):
             if value % LANES:
                 raise EngineError(f"{name} is {value}, the cpu engine needs a multiple of {LANES}")
-        self._scheduler = Scheduler(
-            region,
-            SchedulerConfig(
-                page_size=limits.page_size,
-                page_count=limits.kv_pages,
-                max_running=limits.max_running,
-                max_batched_tokens=limits.max_batched_tokens,
-                max_waiting=limits.max_waiting,
-                priority_boost=limits.priority_boost,
-                lease_us=limits.lease_timeout_ms * 1000,
-                eos_token_ids=config.eos_ids,
-            ),
-        )
+        self._scheduler = Scheduler(region, SchedulerConfig(**limits.scheduler_settings(config.eos_ids)))
         self._scheduler.start(epoch)  # BOOTING: gateways see at once that an older engine is gone
         weights = Weights(checkpoint, progress)
         kernels = Kernels(threads, instruction_set)

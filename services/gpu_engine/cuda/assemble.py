@@ -55,7 +55,9 @@ def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, 
     compiler = Compiler(device.arch, default_cache())
     mapped = MappedRing(region)
     cubin = build_control_loop(device.arch, default_cache())
-    loop = ControlLoop(device, cubin, _config(model.config, limits), mapped.pointer, epoch)
+    loop = ControlLoop(
+        device, cubin, LoopConfig(**limits.scheduler_settings(model.config.eos_ids)), mapped.pointer, epoch
+    )
     weights = DeviceWeights(model, partial(progress, "loading weights"))
     executor = StepExecutor(
         device,
@@ -85,19 +87,6 @@ def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, 
         free_bytes=device.free_bytes(),
     )
     return CudaEngine(loop, MemoryTransport(region), (mapped, executor))
-
-
-def _config(config: ModelConfig, limits: EngineLimits) -> LoopConfig:
-    return LoopConfig(
-        page_size=limits.page_size,
-        page_count=limits.kv_pages,
-        max_running=limits.max_running,
-        max_batched_tokens=limits.max_batched_tokens,
-        max_waiting=limits.max_waiting,
-        priority_boost=limits.priority_boost,
-        lease_us=limits.lease_timeout_ms * 1000,
-        eos_token_ids=config.eos_ids,
-    )
 
 
 def _warm_up(buckets: list[int], record: Callable[[Stream, int], None], progress: Callable[[int, int], None]) -> None:
