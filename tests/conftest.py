@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from services.bootstrap.store import ModelStore
@@ -13,3 +15,11 @@ from services.gpu_engine.models.loader import open_checkpoint
 def smollm2() -> Checkpoint:
     """SmolLM2-135M-Instruct, where ``make model`` puts it."""
     return open_checkpoint(ModelStore().resolve("smollm2-135m-instruct"))
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> None:
+    """SIGINT and SIGTERM as a process finds them: a shell ignores SIGINT for background jobs, parking blocks both, and
+    every process that a test starts would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
