@@ -1,4 +1,4 @@
-"""Compiles the kernels: NVRTC to relocatable device code, nvJitLink to one cubin. Needs no nvcc, GPU or CUDA headers.
+"""Compiles kernels: NVRTC to a cubin, nvJitLink where there is something to link. Needs no nvcc, GPU or CUDA headers.
 
 Each source's includes are found here and handed to NVRTC in memory, so what is hashed for the cache is exactly what is
 compiled. A build is kept on disk under the hash of the sources, the defines, the target and the compilers' versions.
@@ -24,7 +24,7 @@ except ImportError as error:
 
 KERNELS = Path(__file__).parent / "kernels"
 REPOSITORY = Path(__file__).parents[3]
-OPTIONS = ("-std=c++17", "-default-device", "-rdc=true", "--ptxas-options=-warn-spills")
+OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-warn-spills")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[>"]', re.MULTILINE)
 
 
@@ -48,7 +48,10 @@ class Compiler:
         self._generated = {"ring_layout.hpp": codegen.render()}
 
     def build(self, sources: Sequence[str], defines: Mapping[str, int], libraries: Sequence[Path] = ()) -> bytes:
-        """The linked cubin of the named files of ``kernels/``.
+        """The cubin of the named files of ``kernels/``.
+
+        One source without libraries is compiled as a whole program: in relocatable code ptxas ignores setmaxnreg and
+        runs wgmma products one after the other, because it can't see what other objects call.
 
         Args:
             defines: preprocessor constants.
@@ -59,13 +62,15 @@ class Compiler:
         """
         texts = {name: self._read(name) for name in sources}
         headers = self._includes(texts)
-        options = [f"-arch={self.arch}", *OPTIONS, *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
+        whole = len(sources) == 1 and not libraries
+        options = [f"-arch={self.arch}", *OPTIONS, f"-rdc={str(not whole).lower()}"]
+        options += (f"-D{name}={value}" for name, value in sorted(defines.items()))
         key = _digest(options, texts, headers, [library.name for library in libraries])
         cached = self._cache / f"{key}.cubin" if self._cache else None
         if cached and cached.is_file():
             return cached.read_bytes()
         objects = {name: _compile(name, text, headers, options) for name, text in texts.items()}
-        cubin = _link(objects, self.arch, libraries)
+        cubin = objects[sources[0]] if whole else _link(objects, self.arch, libraries)
         if cached:
             _write_whole(cached, cubin)
         return cubin

@@ -32,20 +32,20 @@ class Kernels:
     def __init__(
         self, device: Device, geometry: Geometry, compiler: Compiler, step: StepAddresses, work: AttentionWork
     ) -> None:
-        module = Module(compiler.build(SOURCES, geometry.defines()))
+        modules = {source: Module(compiler.build((source,), geometry.defines())) for source in SOURCES}
         self._geometry = geometry
         self._memory = step.memory, work  # the launches hold addresses alone
         self._step, self._work = CStep.of(step, work.token_row.pointer), work.as_argument()
         self._token_row = pointer(work.token_row)
-        self._embedding = module.kernel("embedding")
-        self._plan = module.kernel("plan_attention")
-        self._rms_norm = module.kernel("rms_norm")
-        self._add_rms_norm = module.kernel("add_rms_norm")
-        self._final_norm = module.kernel("final_norm")
-        self._rotary = module.kernel("rotary")
-        self._attention = module.kernel("attention")
-        self._swiglu = module.kernel("swiglu")
-        self._shared = int(module.constant("attention_shared_bytes"))
+        self._embedding = modules["embedding.cu"].kernel("embedding")
+        self._plan = modules["plan_attention.cu"].kernel("plan_attention")
+        self._rms_norm = modules["rms_norm.cu"].kernel("rms_norm")
+        self._add_rms_norm = modules["rms_norm.cu"].kernel("add_rms_norm")
+        self._final_norm = modules["rms_norm.cu"].kernel("final_norm")
+        self._rotary = modules["rotary.cu"].kernel("rotary")
+        self._attention = modules["attention.cu"].kernel("attention")
+        self._swiglu = modules["swiglu.cu"].kernel("swiglu")
+        self._shared = int(modules["attention.cu"].constant("attention_shared_bytes"))
         self._attention.allow_shared(self._shared)
         resident = self._attention.blocks_per_multiprocessor(ATTENTION_BLOCK, self._shared)
         self._attention_grid = device.multiprocessors * resident

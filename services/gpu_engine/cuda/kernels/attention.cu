@@ -14,7 +14,7 @@ inline constexpr u32 kAttentionShared = sizeof(PrefillShared) > sizeof(DecodeSha
 #endif
 inline constexpr u32 kBlocksPerMultiprocessor = BLINK_ATTENTION_BLOCKS;
 
-extern "C" __device__ const u32 attention_shared_bytes = kAttentionShared;
+extern "C" __device__ u32 attention_shared_bytes = kAttentionShared;
 
 extern "C" __global__ void __launch_bounds__(kWarps * 32, kBlocksPerMultiprocessor)
     attention(Step step, WorkList work, u32 layer, const bf16* qkv, const bf16* pages, bf16* out, float scale) {
