@@ -169,5 +169,8 @@ class Scheduler:
     def page_owners(self) -> list[int]:
         """[page_count]: -1 for a free page, lane * slots_per_lane + slot of its owner, -2 if lost or held twice."""
     @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """[bytes], whole pages: all that the core owns, the step's arrays too. For who pins it; not to be written."""
+    @property
     def call_ns(self) -> int:
         """Time that the last start, poll, plan or commit took, without the binding."""

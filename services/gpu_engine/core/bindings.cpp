@@ -156,6 +156,12 @@ class Scheduler {
     return owners;
   }
 
+  nb::object memory() const {
+    auto* owner = new std::shared_ptr<void>(host.memory());
+    nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, u8>(host.arrays(), {host.bytes()}, capsule));
+  }
+
   u64 promised_log_entries() const {
     u64 entries = 0;
     for (u32 i = 0; i < host.state().ring.info.lanes; ++i) entries += host.state().lanes[i].promised;
@@ -257,5 +263,6 @@ NB_MODULE(_core, module) {
       .def_prop_ro("held_arena_lines", &Scheduler::held_arena_lines)
       .def_prop_ro("promised_log_entries", &Scheduler::promised_log_entries)
       .def("page_owners", &Scheduler::page_owners)
+      .def_prop_ro("memory", &Scheduler::memory)
       .def_prop_ro("call_ns", [](const Scheduler& s) { return s.host.call_ns(); });
 }

@@ -63,11 +63,11 @@ class HostScheduler {
     // Sums of tokens over running requests are kept in 32 bits.
     require("max_running times max_context_tokens", u64{config.max_running} * state_->ring.info.max_context_tokens, 1,
             ~u32{0});
-    const u64 bytes = lay_out(*state_, nullptr);
-    memory_.reset(std::calloc(bytes + 64, 1), std::free);
+    bytes_ = divide_up(lay_out(*state_, nullptr), kPage) * kPage;
+    memory_.reset(std::calloc(bytes_ + kPage, 1), std::free);
     if (!memory_) throw std::bad_alloc();
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
-    lay_out(*state_, reinterpret_cast<u8*>((address + 63) / 64 * 64));
+    arrays_ = reinterpret_cast<u8*>(divide_up(reinterpret_cast<std::uintptr_t>(memory_.get()), kPage) * kPage);
+    lay_out(*state_, arrays_);
   }
 
   void start(u64 epoch) {
@@ -100,6 +100,8 @@ class HostScheduler {
   State& state() { return *state_; }
   const State& state() const { return *state_; }
   const std::shared_ptr<void>& memory() const { return memory_; }
+  u8* arrays() const { return arrays_; }  // whole pages, so that they can be pinned
+  u64 bytes() const { return bytes_; }
   u64 call_ns() const { return call_ns_; }  // of the last start, poll, plan or commit
 
  private:
@@ -116,11 +118,15 @@ class HostScheduler {
     call_ns_ = static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count());
   }
 
+  static constexpr u64 kPage = 4096;
+
   const u64 first_position_;
   const u32 threads_;
   ThreadTeam team_;
   std::unique_ptr<State> state_;
   std::shared_ptr<void> memory_;
+  u8* arrays_ = nullptr;
+  u64 bytes_ = 0;
   u64 call_ns_ = 0;
 };
 
