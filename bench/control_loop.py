@@ -87,6 +87,7 @@ def bench_engine(
         vocabulary=VOCABULARY,
         buckets=default_buckets(budget),
         make_record=step.record,
+        scheduler="gpu",
         threads=threads,
         trace=trace,
         page_size=16,
@@ -133,7 +134,7 @@ def timed_run(
         run_load(engine, rows, tokens)
         steps = int(engine.status().engine["steps"])
         engine.stop()
-        return step.times()[:steps], engine.loop.trace(), engine.loop.executions
+        return step.times()[:steps], engine.gpu_loop.trace(), engine.gpu_loop.executions
 
 
 def gap_row(rows: int, delay_us: float, threads: int) -> list[str]:

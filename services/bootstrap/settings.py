@@ -25,6 +25,9 @@ class BootstrapSettings(ProcessSettings):
     instance: InstanceName = Field(DEFAULT_INSTANCE, description="which Blink of this machine this is")
     model: str = Field(DEFAULT_MODEL, min_length=1, description="known model's name, .gguf file or Hugging Face folder")
     engine: Literal["cpu", "cuda"] = Field("cpu", description="what runs the model")
+    scheduler: Literal["gpu", "host"] = Field(
+        "gpu", description="where the cuda engine schedules; host keeps a core busy and is there for comparison"
+    )
     listen: str = Field("", description="address of the handshake, unix:/path or host:port; default a private socket")
 
     lanes: int = Field(4, ge=1, le=256, description="gateway workers that can be attached at once")

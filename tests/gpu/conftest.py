@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
+    from services.gpu_engine.cuda.assemble import SchedulerPlace
     from services.gpu_engine.cuda.compiler import Compiler
     from services.gpu_engine.cuda.driver import Device, Stream
 
@@ -44,6 +45,13 @@ def compiler(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Compil
     from services.gpu_engine.cuda.compiler import Compiler  # noqa: PLC0415
 
     return Compiler(device.arch, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module", params=["gpu", "host"])
+def scheduler(request: pytest.FixtureRequest) -> SchedulerPlace:
+    """Where the scheduling core runs: a test that asks for this runs on both."""
+    place: SchedulerPlace = request.param
+    return place
 
 
 @pytest.fixture

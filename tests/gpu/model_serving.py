@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.gpu_engine.cuda.assemble import Model, assemble
+from services.gpu_engine.cuda.assemble import Model, SchedulerPlace, assemble
 from services.gpu_engine.engine import EngineLimits
 from services.ring import _atomics, schema
 from services.ring.header import RingInfo
@@ -60,13 +60,19 @@ class Client:
 
 @contextmanager
 def serving_model(
-    model: Model, limits: EngineLimits, *, slots: int = 256, arena_bytes: int = 1 << 23
+    model: Model,
+    limits: EngineLimits,
+    *,
+    scheduler: SchedulerPlace = "gpu",
+    slots: int = 256,
+    arena_bytes: int = 1 << 23,
 ) -> Iterator[Client]:
     """An engine that is READY and has one lane; stopped at the end."""
     geometry = RingGeometry(lanes=1, slots_per_lane=slots, arena_bytes=arena_bytes, log_entries=1 << 14)
     info = RingInfo(geometry, bytes(32), model.config.vocabulary, limits.context)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ShmRing.create(Path(folder) / "ring", info) as ring:
-        engine = assemble(model, ring.region, limits, epoch=time.time_ns(), progress=lambda *_: None)
+        epoch = time.time_ns()
+        engine = assemble(model, ring.region, limits, epoch=epoch, progress=lambda *_: None, scheduler=scheduler)
         engine.start()
         try:
             gateway = Gateway(ring.region, geometry, 0, 1)

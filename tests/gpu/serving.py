@@ -1,4 +1,4 @@
-"""The control loop with a stand-in step, serving a shared-memory ring that this process plays the gateways of."""
+"""A control loop with a stand-in step, serving a shared-memory ring that this process plays the gateways of."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from services.gpu_engine.cuda.assemble import SchedulerPlace, make_loop
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
-from services.gpu_engine.cuda.control_loop.build import THREADS, build_control_loop
-from services.gpu_engine.cuda.control_loop.loop import ControlLoop, LoopConfig
+from services.gpu_engine.cuda.control_loop.build import THREADS
+from services.gpu_engine.cuda.control_loop.loop import ControlLoop
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream
 from services.gpu_engine.cuda.engine import CudaEngine
 from services.gpu_engine.cuda.graph_cache import Record
-from services.gpu_engine.cuda.ring_memory import MappedRing
 from services.gpu_engine.cuda.step_arrays import StepAddresses
+from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.ring import _atomics, schema
 from services.ring.header import RingInfo, RingStatus, read_ring_info, read_status
 from services.ring.memory import MemoryTransport
@@ -80,12 +81,12 @@ class StandInStep:
 
         return record
 
-    def trapping(self, token: int) -> Record:
-        """``record``, which destroys the context when a step's first token is ``token``."""
+    def faulting(self, kernel: str, token: int) -> Record:
+        """``record``, after a kernel that destroys the context when a step's first token is ``token``."""
 
         def record(stream: Stream, bucket: int) -> None:
-            trap = self._module.kernel("stand_in_trap")
-            trap.launch(stream, (1, 1, 1), 1, (self.argument, ctypes.c_int32(token)))
+            fault = self._module.kernel(kernel)
+            fault.launch(stream, (1, 1, 1), 1, (self.argument, ctypes.c_int32(token)))
             self.record(stream, bucket)
 
         return record
@@ -98,13 +99,19 @@ class StandInStep:
 class Serving:
     """A running engine and its ring."""
 
-    def __init__(self, ring: ShmRing, loop: ControlLoop, step: StandInStep) -> None:
+    def __init__(self, ring: ShmRing, loop: StepLoop, step: StandInStep) -> None:
         self.path, self.region, self.loop, self.step = ring.path, ring.region, loop, step
         self.transport = MemoryTransport(ring.region)
         self.geometry = read_ring_info(self.transport).geometry
         self.engine = CudaEngine(loop, self.transport)
         self.stopped = False
         self._epochs = 100
+
+    @property
+    def gpu_loop(self) -> ControlLoop:
+        """The loop, which is the GPU's."""
+        assert isinstance(self.loop, ControlLoop)
+        return self.loop
 
     def attach(self, lane: int = 0) -> Gateway:
         self._epochs += 1
@@ -165,6 +172,7 @@ def serving(
     vocabulary: int = VOCABULARY,
     buckets: Sequence[int] = (1, 2, 4, 8, 16),
     make_record: Callable[[StandInStep], Record] = lambda step: step.record,
+    scheduler: SchedulerPlace = "gpu",
     threads: int = THREADS,
     trace: bool = False,
     **settings: int,
@@ -178,34 +186,35 @@ def serving(
         ShmRing.create(Path(folder) / "ring", info) as ring,
     ):
         device = Device()
-        mapped = MappedRing(ring.region)
+        compiler = Compiler(device.arch, default_cache())
+        place: dict[str, Any] = {"config": config, "region": ring.region, "epoch": time.time_ns()}
+        loop, mapped = make_loop(scheduler, device, compiler, **place, threads=threads, trace=trace)
         engine: Serving | None = None
         try:
-            engine = _build(device, ring, mapped, config, vocabulary, buckets, make_record, threads, trace)
-            engine.engine.start()
-            yield engine
+            step = StandInStep(device, loop.step, config, vocabulary)
+            loop.capture(make_record(step), buckets)
+            engine = Serving(ring, loop, step)
+            del loop, step
+            with _fair_turns():
+                engine.engine.start()
+                yield engine
+                engine.stop()
         finally:
             if engine is not None:
                 engine.stop()
                 # A failed test's traceback keeps the engine; freeing its memory later would wait for the next loop.
                 vars(engine).clear()
-            mapped.close()
+            if mapped is not None:
+                mapped.close()
             gc.collect()
 
 
-def _build(
-    device: Device,
-    ring: ShmRing,
-    mapped: MappedRing,
-    config: LoopConfig,
-    vocabulary: int,
-    buckets: Sequence[int],
-    make_record: Callable[[StandInStep], Record],
-    threads: int,
-    trace: bool,
-) -> Serving:
-    cubin = build_control_loop(device.arch, default_cache(), threads=threads, trace=trace)
-    loop = ControlLoop(device, cubin, config, mapped.pointer, epoch=time.time_ns())
-    step = StandInStep(device, loop.step, config, vocabulary)
-    loop.capture(make_record(step), buckets)
-    return Serving(ring, loop, step)
+@contextmanager
+def _fair_turns() -> Iterator[None]:
+    """The host-driven loop and the gateways are threads of one interpreter: let neither wait long for the other."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

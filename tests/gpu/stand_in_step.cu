@@ -95,4 +95,9 @@ extern "C" __global__ void stand_in_trap(StandIn s, i32 token) {
   if (counts_of(s).tokens > 0 && at<i32>(s.token_ids)[0] == token) asm volatile("trap;");
 }
 
+// The same for a failed assertion.
+extern "C" __global__ void stand_in_assert(StandIn s, i32 token) {
+  assert(counts_of(s).tokens == 0 || at<i32>(s.token_ids)[0] != token);
+}
+
 }  // namespace blink::cuda

@@ -1,4 +1,4 @@
-"""The control loop on a GPU serves a ring as the scheduling core does on the CPU: same tokens, same ends."""
+"""Both control loops serve a ring with a GPU as the scheduling core does on the CPU: same tokens, same ends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda engine's libraries are not installed: pip install 'blink[cuda]'")
 
+from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.ring import _atomics, schema
 from services.ring.header import RingStatus, read_ring_info
 from services.ring.memory import MemoryTransport
@@ -31,8 +32,8 @@ SPAN = 1024  # arena bytes of a slot
 
 
 @pytest.mark.parametrize("budget", [1, 3, 16])
-def test_chunks_of_any_size_give_the_same_tokens(budget: int) -> None:
-    with serving(max_batched_tokens=budget) as engine:
+def test_chunks_of_any_size_give_the_same_tokens(budget: int, scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler, max_batched_tokens=budget) as engine:
         gateway = engine.attach()
         position = gateway.submit(record(PROMPT, max_tokens=20, seed=8), 0)
         finish(gateway)
@@ -83,7 +84,7 @@ class Load:
             assert (stream.tokens, stream.reason) == expected
 
 
-@pytest.mark.parametrize("threads", [256, 512])
+@pytest.mark.parametrize(("scheduler", "threads"), [("gpu", 256), ("gpu", 512), ("host", 256)])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -93,8 +94,10 @@ class Load:
     ],
     ids=["plenty", "few pages", "wrap"],
 )
-def test_random_load_gives_every_request_its_tokens(settings: dict[str, Any], threads: int) -> None:
-    with serving(threads=threads, **settings) as engine:
+def test_random_load_gives_every_request_its_tokens(
+    settings: dict[str, Any], scheduler: SchedulerPlace, threads: int
+) -> None:
+    with serving(scheduler=scheduler, threads=threads, **settings) as engine:
         loads = [Load(engine.attach(lane), 8, 150, seed=lane) for lane in range(settings["lanes"])]
         until(lambda: sum(load.work() for load in loads) == 0)
         counters = engine.status().counters
@@ -109,7 +112,8 @@ def test_random_load_gives_every_request_its_tokens(settings: dict[str, Any], th
         assert counters["preemptions"] > 100 or "page_count" not in settings
         steps = int(engine.status().engine["steps"])
         assert steps > 500
-        assert engine.loop.executions > steps // 120  # it launched itself again and again
+        if scheduler == "gpu":
+            assert engine.gpu_loop.executions > steps // 120  # it launched itself again and again
 
 
 @pytest.mark.parametrize("launch_limit", [1, 7, 120])
@@ -126,14 +130,16 @@ def test_the_loop_launches_itself_again_and_again(launch_limit: int) -> None:
             == expected_tokens(PROMPT, max_tokens=2_500, ends=frozenset(), max_context=4096)[0]
         )
         assert steps == 2_500
-        assert engine.loop.executions == -(-steps // launch_limit) + (steps % launch_limit == 0)
+        assert engine.gpu_loop.executions == -(-steps // launch_limit) + (steps % launch_limit == 0)
 
 
-def test_two_hundred_rows_and_log_entries_with_alternatives() -> None:
+def test_two_hundred_rows_and_log_entries_with_alternatives(scheduler: SchedulerPlace) -> None:
     """More rows than warps, several lanes in one warp, entries of different widths in one lane."""
     lanes, slots = 4, 64
     sizes: dict[str, Any] = {"arena_bytes": slots * SPAN, "log_entries": 8192, "page_count": 8192, "max_running": 256}
-    with serving(lanes=lanes, slots=slots, max_batched_tokens=300, buckets=(8, 64, 256, 300), **sizes) as engine:
+    with serving(
+        scheduler=scheduler, lanes=lanes, slots=slots, max_batched_tokens=300, buckets=(8, 64, 256, 300), **sizes
+    ) as engine:
         gateways = [engine.attach(lane) for lane in range(lanes)]
         asked = {}
         for slot in range(slots):
@@ -159,9 +165,13 @@ def test_two_hundred_rows_and_log_entries_with_alternatives() -> None:
         assert engine.step.faults() == 0
 
 
-def test_cancel_time_limit_and_stop_token_end_requests_while_steps_run() -> None:
+def test_cancel_time_limit_and_stop_token_end_requests_while_steps_run(scheduler: SchedulerPlace) -> None:
     with serving(
-        make_record=lambda step: step.delayed(300), max_context=4096, arena_bytes=1 << 17, page_count=4096
+        scheduler=scheduler,
+        make_record=lambda step: step.delayed(300),
+        max_context=4096,
+        arena_bytes=1 << 17,
+        page_count=4096,
     ) as engine:
         gateway = engine.attach()
         endless: dict[str, Any] = {"max_tokens": 3_000, "flags": DescriptorFlag.IGNORE_EOS}
@@ -178,8 +188,8 @@ def test_cancel_time_limit_and_stop_token_end_requests_while_steps_run() -> None
             assert tokens == expected_tokens(PROMPT, max_tokens=len(tokens), ends=frozenset(), max_context=4096)[0]
 
 
-def test_hostile_descriptors_are_refused_and_harm_nobody() -> None:
-    with serving() as engine:
+def test_hostile_descriptors_are_refused_and_harm_nobody(scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler) as engine:
         gateway = engine.attach()
         good = gateway.submit(record(PROMPT, slot=0, max_tokens=20, seed=3), 0)
         bad = {
@@ -198,8 +208,8 @@ def test_hostile_descriptors_are_refused_and_harm_nobody() -> None:
             assert gateway.stream(position).code is code
 
 
-def test_a_lane_whose_log_is_full_waits_alone() -> None:
-    with serving(lanes=2, slots=4, log_entries=40) as engine:
+def test_a_lane_whose_log_is_full_waits_alone(scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler, lanes=2, slots=4, log_entries=40) as engine:
         silent, reading = engine.attach(0), engine.attach(1)
         flags = DescriptorFlag.IGNORE_EOS
         asked = [silent.submit(record(PROMPT, slot=slot, max_tokens=40, flags=flags), slot * SPAN) for slot in range(4)]
@@ -213,8 +223,8 @@ def test_a_lane_whose_log_is_full_waits_alone() -> None:
             assert (silent.stream(position).tokens, silent.stream(position).reason) == expected
 
 
-def test_a_lane_whose_lease_runs_out_is_served_to_the_next_gateway() -> None:
-    with serving(lease_us=20_000, make_record=lambda step: step.delayed(200)) as engine:
+def test_a_lane_whose_lease_runs_out_is_served_to_the_next_gateway(scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler, lease_us=20_000, make_record=lambda step: step.delayed(200)) as engine:
         lost = engine.attach()
         lost.submit(record(PROMPT, max_tokens=50, flags=DescriptorFlag.IGNORE_EOS), 0)
         until(lambda: int(engine.status().lanes[0]["phase"]) == schema.LanePhase.FREE)
@@ -225,8 +235,8 @@ def test_a_lane_whose_lease_runs_out_is_served_to_the_next_gateway() -> None:
         assert gateway.stream(position).tokens == expected_tokens(PROMPT, max_tokens=5)[0]
 
 
-def test_drain_finishes_what_was_submitted_and_stop_ends_the_loop() -> None:
-    with serving(make_record=lambda step: step.delayed(200)) as engine:
+def test_drain_finishes_what_was_submitted_and_stop_ends_the_loop(scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler, make_record=lambda step: step.delayed(200)) as engine:
         gateway = engine.attach()
         running = gateway.submit(record(PROMPT, slot=0, max_tokens=40, flags=DescriptorFlag.IGNORE_EOS), 0)
         until(lambda: has_tokens(gateway, running))
@@ -238,8 +248,8 @@ def test_drain_finishes_what_was_submitted_and_stop_ends_the_loop() -> None:
         assert gateway.stream(late).reason is FinishReason.SHUTDOWN
 
 
-def test_stop_ends_requests_with_shutdown() -> None:
-    with serving(make_record=lambda step: step.delayed(200)) as engine:
+def test_stop_ends_requests_with_shutdown(scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler, make_record=lambda step: step.delayed(200)) as engine:
         gateway = engine.attach()
         running = gateway.submit(record(PROMPT, max_tokens=50, flags=DescriptorFlag.IGNORE_EOS), 0)
         until(lambda: has_tokens(gateway, running))
@@ -248,8 +258,8 @@ def test_stop_ends_requests_with_shutdown() -> None:
         assert gateway.stream(running).reason is FinishReason.SHUTDOWN
 
 
-def test_the_heartbeat_moves_idle_and_while_a_long_step_runs() -> None:
-    with serving(make_record=lambda step: step.delayed(100_000)) as engine:
+def test_the_heartbeat_moves_idle_and_while_a_long_step_runs(scheduler: SchedulerPlace) -> None:
+    with serving(scheduler=scheduler, make_record=lambda step: step.delayed(100_000)) as engine:
         gateway = engine.attach()
         assert _longest_gap(engine.status, 0.1) < 0.02
         gateway.submit(record(PROMPT, max_tokens=4), 0)
@@ -301,10 +311,10 @@ def _cpu_milliseconds(pid: int) -> dict[str, float]:
     }
 
 
-def test_eos_is_sampled_and_ends() -> None:
+def test_eos_is_sampled_and_ends(scheduler: SchedulerPlace) -> None:
     """The stand-in's end token must come up, or the other tests prove less than they say."""
     seeds = [seed for seed in range(3_000) if expected_tokens(PROMPT, max_tokens=8, seed=seed)[1] is FinishReason.STOP]
-    with serving() as engine:
+    with serving(scheduler=scheduler) as engine:
         gateway = engine.attach()
         positions = [
             gateway.submit(record(PROMPT, slot=i, max_tokens=8, seed=seed), i * SPAN)

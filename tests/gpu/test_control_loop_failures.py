@@ -12,6 +12,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda engine's libraries are not
 
 from cuda.bindings import driver as cu
 
+from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.gpu_engine.cuda.control_loop.errors import ControlLoopError, GraphCacheError
 from services.gpu_engine.cuda.driver import Stream, check
 from services.ring.schema import DescriptorFlag, EngineState
@@ -25,7 +26,7 @@ PROMPT = [5, 9, 200, 41, 7]
 
 def test_a_refused_launch_fails_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop that never relaunches itself runs into CUDA's limit of launches."""
-    monkeypatch.setattr("services.gpu_engine.cuda.control_loop.loop.MAX_LAUNCHES", 1 << 20)
+    monkeypatch.setattr("services.gpu_engine.cuda.step_loop.MAX_LAUNCHES", 1 << 20)
     with serving(launch_limit=1 << 20, max_context=512, page_count=512) as engine:
         gateway = engine.attach()
         gateway.submit(record(PROMPT, max_tokens=400, flags=DescriptorFlag.IGNORE_EOS), 0)
@@ -37,10 +38,11 @@ def test_a_refused_launch_fails_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
         assert status["failure"] == caught.value.code != 0
 
 
-def test_a_kernel_that_faults_fails_the_engine() -> None:
+@pytest.mark.parametrize("kernel", ["stand_in_trap", "stand_in_assert"])
+def test_a_kernel_that_faults_fails_the_engine(kernel: str, scheduler: SchedulerPlace) -> None:
     """In a process of its own, because a fault takes the CUDA context with it."""
     result = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.faulting_engine"],
+        [sys.executable, "-m", "tests.gpu.faulting_engine", kernel, scheduler],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

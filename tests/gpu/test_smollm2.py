@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.gpu_engine.cuda.driver import Device
 from services.gpu_engine.engine import EngineLimits
 from services.gpu_engine.models.checkpoint import Checkpoint
@@ -25,8 +26,8 @@ def limits(**changes: int) -> EngineLimits:
 
 
 @pytest.fixture(scope="module")
-def client(device: Device, smollm2: Checkpoint) -> Iterator[Client]:
-    with serving_model(smollm2, limits()) as client:
+def client(device: Device, smollm2: Checkpoint, scheduler: SchedulerPlace) -> Iterator[Client]:
+    with serving_model(smollm2, limits(), scheduler=scheduler) as client:
         yield client
 
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from services.common.logging import get_logger
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
-from services.gpu_engine.cuda.control_loop.build import build_control_loop
-from services.gpu_engine.cuda.control_loop.loop import ControlLoop, LoopConfig
+from services.gpu_engine.cuda.control_loop.build import THREADS, build_control_loop
+from services.gpu_engine.cuda.control_loop.loop import ControlLoop
 from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.engine import CudaEngine
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
-from services.gpu_engine.cuda.graph_cache import default_buckets
-from services.gpu_engine.cuda.ring_memory import MappedRing
+from services.gpu_engine.cuda.graph_cache import Record, default_buckets
+from services.gpu_engine.cuda.host_loop.loop import HostLoop
+from services.gpu_engine.cuda.mapped_memory import MappedMemory
 from services.gpu_engine.cuda.step_arrays import StepLimits
+from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
 from services.gpu_engine.engine import EngineLimits
 from services.gpu_engine.models.config import ModelConfig
 from services.ring.memory import MemoryTransport, Region
 
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
+SchedulerPlace = Literal["gpu", "host"]  # where the scheduling core runs
 
 
 class Model(WeightSource, Protocol):
@@ -35,7 +38,16 @@ class Model(WeightSource, Protocol):
 log = get_logger(component="cuda_engine")
 
 
-def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, progress: StageProgress) -> CudaEngine:
+def assemble(
+    model: Model,
+    region: Region,
+    limits: EngineLimits,
+    *,
+    epoch: int,
+    progress: StageProgress,
+    scheduler: SchedulerPlace = "gpu",
+    around: Callable[[Record], Record] = lambda record: record,
+) -> CudaEngine:
     """Load and allocate everything, compile what is not cached, capture the step graphs. Run the engine on this thread.
 
     The largest step has run once when this returns, so nothing that a step needs is left to be allocated.
@@ -43,6 +55,8 @@ def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, 
     Args:
         region: a formatted ring.
         epoch: of this start; differs for every start.
+        scheduler: "host" is there to be compared with.
+        around: for measurements: launches something before and after the step's kernels.
 
     Raises:
         EngineError: limits that the engine can't work with.
@@ -53,11 +67,8 @@ def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, 
     device = Device()
     geometry = Geometry(model.config, limits.page_size)
     compiler = Compiler(device.arch, default_cache())
-    mapped = MappedRing(region)
-    cubin = build_control_loop(device.arch, default_cache())
-    loop = ControlLoop(
-        device, cubin, LoopConfig(**limits.scheduler_settings(model.config.eos_ids)), mapped.pointer, epoch
-    )
+    config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids))
+    loop, memory = make_loop(scheduler, device, compiler, config=config, region=region, epoch=epoch)
     weights = DeviceWeights(model, partial(progress, "loading weights"))
     executor = StepExecutor(
         device,
@@ -75,10 +86,11 @@ def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, 
 
     buckets = default_buckets(limits.max_batched_tokens)
     _warm_up(buckets, record, partial(progress, "choosing matrix products"))
-    graphs = loop.capture(record, buckets, partial(progress, "capturing step graphs"))
+    graphs = loop.capture(around(record), buckets, partial(progress, "capturing step graphs"))
     log.info(
         "loaded",
         gpu=device.name,
+        scheduler=scheduler,
         weight_bytes=weights.nbytes,
         kv_bytes=executor.cache.nbytes,
         kv_pages=limits.kv_pages,
@@ -86,7 +98,29 @@ def assemble(model: Model, region: Region, limits: EngineLimits, *, epoch: int, 
         graph_bytes=graphs.nbytes,
         free_bytes=device.free_bytes(),
     )
-    return CudaEngine(loop, MemoryTransport(region), (mapped, executor))
+    return CudaEngine(loop, MemoryTransport(region), (memory, executor))
+
+
+def make_loop(
+    scheduler: SchedulerPlace,
+    device: Device,
+    compiler: Compiler,
+    *,
+    config: LoopConfig,
+    region: Region,
+    epoch: int,
+    threads: int = THREADS,
+    trace: bool = False,
+) -> tuple[StepLoop, MappedMemory | None]:
+    """The loop for a formatted ring, and the ring's memory as the GPU sees it, which must live as long.
+
+    ``threads`` and ``trace`` are of the GPU's loop (``build_control_loop``).
+    """
+    if scheduler == "host":
+        return HostLoop(device, compiler, config, region, epoch), None
+    mapped = MappedMemory(region)
+    cubin = build_control_loop(device.arch, compiler.cache, threads=threads, trace=trace)
+    return ControlLoop(device, cubin, config, mapped.pointer, epoch), mapped
 
 
 def _warm_up(buckets: list[int], record: Callable[[Stream, int], None], progress: Callable[[int, int], None]) -> None:

@@ -44,7 +44,7 @@ class Compiler:
 
     def __init__(self, arch: str, cache: Path | None = None) -> None:
         self.arch = arch
-        self._cache = cache
+        self.cache = cache
         self._generated = {"ring_layout.hpp": codegen.render()}
 
     def build(self, sources: Sequence[str], defines: Mapping[str, int], libraries: Sequence[Path] = ()) -> bytes:
@@ -66,7 +66,7 @@ class Compiler:
         options = [f"-arch={self.arch}", *OPTIONS, f"-rdc={str(not whole).lower()}"]
         options += (f"-D{name}={value}" for name, value in sorted(defines.items()))
         key = _digest(options, texts, headers, [library.name for library in libraries])
-        cached = self._cache / f"{key}.cubin" if self._cache else None
+        cached = self.cache / f"{key}.cubin" if self.cache else None
         if cached and cached.is_file():
             return cached.read_bytes()
         objects = {name: _compile(name, text, headers, options) for name, text in texts.items()}

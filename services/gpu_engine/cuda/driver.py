@@ -55,14 +55,18 @@ class Device:
             self._device = check("cuDeviceGet", cu.cuDeviceGet(ordinal))
         except (DriverError, RuntimeError) as error:
             raise CudaUnavailableError(f"GPU {ordinal} can't be used: {error}") from error
-        context = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
-        check("cuCtxSetCurrent", cu.cuCtxSetCurrent(context))
+        self._context = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
+        self.make_current()
         self.name = check("cuDeviceGetName", cu.cuDeviceGetName(128, self._device)).split(b"\0")[0].decode()
         attribute = cu.CUdevice_attribute
         major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         minor = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         self.arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
         self.multiprocessors = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+
+    def make_current(self) -> None:
+        """Make the context current on the calling thread too."""
+        check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._context))
 
     def _attribute(self, which: Any) -> int:
         return int(check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, self._device)))
@@ -142,6 +146,12 @@ class Stream:
 
     def synchronize(self) -> None:
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
+
+    def check(self) -> None:
+        """Returns at once. Raises DriverError when something that was launched has failed."""
+        result = cu.cuStreamQuery(self.handle)
+        if result[0] != cu.CUresult.CUDA_ERROR_NOT_READY:
+            check("cuStreamQuery", result)
 
     @contextmanager
     def capture(self) -> Iterator[list[Graph]]:

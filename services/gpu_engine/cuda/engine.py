@@ -1,4 +1,4 @@
-"""The cuda engine: one start, one control loop on the GPU, one wait for its end."""
+"""The cuda engine: one start, one control loop, one wait for its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from services.gpu_engine.cuda.control_loop.errors import ControlLoopError
-from services.gpu_engine.cuda.control_loop.loop import ControlLoop
+from services.gpu_engine.cuda.step_loop import StepLoop
 from services.gpu_engine.engine import Engine
 from services.ring import schema
 from services.ring.schema import EngineState
@@ -25,7 +25,7 @@ class CudaEngine(Engine):
     the thread that made the control loop.
     """
 
-    def __init__(self, loop: ControlLoop, transport: Transport, memory: object = None) -> None:
+    def __init__(self, loop: StepLoop, transport: Transport, memory: object = None) -> None:
         self._loop = loop
         self._memory = memory
         self._transport = transport
@@ -42,7 +42,7 @@ class CudaEngine(Engine):
             self._loop.start(self._state, EngineState.READY)
 
     def wait(self) -> None:
-        """Sleep until the loop has ended, with no host thread runnable.
+        """Sleep until the loop has ended.
 
         Raises:
             ControlLoopError: it ended for another reason than STOP. When the GPU has failed it can no longer say so

@@ -1,13 +1,15 @@
-"""The graph cache: a step graph for each bucket of tokens, which the control loop launches from the GPU.
+"""The graph cache: a step graph for each bucket of tokens, which a control loop launches.
 
 A step of n tokens runs the smallest graph that holds n; how many there really are, its kernels read from device
-memory. Each graph is instantiated twice, because an instance can't be launched again before it has wholly retired,
-which the GPU finishes some time after the graph's last kernel has ended.
+memory. For launches from the GPU each graph is instantiated twice, because there an instance can't be launched again
+before it has wholly retired, which the GPU finishes some time after the graph's last kernel has ended.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ Progress = Callable[[int, int], None]  # buckets done, in all
 STEP_GRAPH = np.dtype([("instances", "<u8", INSTANCES), ("tokens", "<u8")])
 """StepGraph of control_loop/loop.cuh."""
 
+# From the GPU.
 _LAUNCHABLE = {
     cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL,
     cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY,
@@ -45,31 +48,37 @@ def default_buckets(max_batched_tokens: int) -> list[int]:
     return [bucket for bucket in buckets if bucket < max_batched_tokens] + [max_batched_tokens]
 
 
-class DeviceGraph:
-    """A captured graph that is launched from the GPU, or from the host the first time.
+class ExecutableGraph:
+    """A captured graph, instantiated and uploaded.
 
-    Raises GraphCacheError when the driver refuses it for launches from the GPU.
+    Args:
+        instances: how many; a launch from the host takes the first.
+        from_gpu: it will be launched from the GPU, which not every graph can be.
+
+    Raises GraphCacheError when the driver refuses it.
     """
 
-    def __init__(self, name: str, graph: Any, instances: int, stream: Stream) -> None:
+    def __init__(self, name: str, graph: Any, stream: Stream, *, instances: int, from_gpu: bool = True) -> None:
         self._graph = graph
         self._instances: list[Any] = []
         self.nodes = _node_types(graph)
         refused = sorted({kind.name for kind in self.nodes if kind not in _LAUNCHABLE})
-        if refused:
+        if refused and from_gpu:
             raise GraphCacheError(
                 f"{name} contains {', '.join(refused)}: only kernels, copies and sets can be launched"
             )
-        flags = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH.value
+        flags = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH.value if from_gpu else 0
         try:
             for _ in range(instances):
                 instance = check("cuGraphInstantiate", cu.cuGraphInstantiate(graph, flags))
                 self._instances.append(instance)
                 check("cuGraphUpload", cu.cuGraphUpload(instance, stream.handle))
         except DriverError as error:
+            demand = "; it must hold kernels, device-to-device copies and sets of one device only" if from_gpu else ""
+            place = "GPU" if from_gpu else "host"
             raise GraphCacheError(
-                f"{name} of {len(self.nodes)} nodes can't be instantiated for launches from the GPU: {error}; it must "
-                "hold kernels, device-to-device copies and sets of one device only"
+                f"{name} of {len(self.nodes)} nodes can't be instantiated for launches from the {place}: "
+                f"{error}{demand}"
             ) from error
 
     @property
@@ -109,13 +118,13 @@ class GraphCache:
     """Captures, instantiates and uploads the step graphs.
 
     Args:
-        record: launches a step of at most so many tokens; called once a bucket.
-        retire: launches what tells the control loop that the step has ended; goes behind ``record``.
+        record: launches a whole step of at most so many tokens; called once a bucket.
         buckets: token counts.
         progress: called after each bucket.
+        from_gpu: the graphs are launched from the GPU, by way of ``table``; else from the host.
 
     Attributes:
-        table: what the control loop chooses from, [buckets] of STEP_GRAPH in device memory.
+        table: what the control loop on the GPU chooses from, [buckets] of STEP_GRAPH in device memory.
         nbytes: device memory that the graphs took, as the driver's free memory tells.
     """
 
@@ -123,29 +132,27 @@ class GraphCache:
         self,
         device: Device,
         record: Record,
-        retire: Callable[[Stream], None],
         buckets: Sequence[int],
         progress: Progress = lambda _done, _total: None,
+        *,
+        from_gpu: bool = True,
     ) -> None:
         if not buckets or sorted(set(buckets)) != list(buckets) or buckets[0] < 1:
             raise ValueError(f"buckets are {list(buckets)}, must be rising token counts from 1")
         self.buckets = list(buckets)
         free = device.free_bytes()
         stream = Stream()
-        self._graphs: list[DeviceGraph] = []
-        rows = np.zeros(len(buckets), STEP_GRAPH)
+        self._graphs: list[ExecutableGraph] = []
         for done, bucket in enumerate(buckets):
             name = f"the step graph for {bucket} tokens"
-
-            def launch(bucket: int = bucket) -> None:
-                record(stream, bucket)
-                retire(stream)
-
-            graph = DeviceGraph(name, capture(name, stream, launch), INSTANCES, stream)
-            self._graphs.append(graph)
-            rows[done] = (graph.handles, bucket)
+            captured = capture(name, stream, partial(record, stream, bucket))
+            instances = INSTANCES if from_gpu else 1
+            self._graphs.append(ExecutableGraph(name, captured, stream, instances=instances, from_gpu=from_gpu))
             progress(done + 1, len(buckets))
         stream.synchronize()
+        rows = np.zeros(len(buckets) if from_gpu else 0, STEP_GRAPH)
+        for row, graph, bucket in zip(rows, self._graphs, buckets, strict=False):
+            row["instances"], row["tokens"] = graph.handles, bucket
         self.table = Buffer.of(rows.view(np.uint8))
         self.nbytes = free - device.free_bytes()
 
@@ -154,9 +161,9 @@ class GraphCache:
         """Of the largest graph."""
         return max(len(graph.nodes) for graph in self._graphs)
 
-    def graph(self, tokens: int) -> DeviceGraph:
+    def graph(self, tokens: int) -> ExecutableGraph:
         """The smallest graph that holds so many tokens."""
-        return next(graph for graph, bucket in zip(self._graphs, self.buckets, strict=True) if bucket >= tokens)
+        return self._graphs[bisect_left(self.buckets, tokens)]
 
 
 def _node_types(graph: Any) -> list[Any]:

@@ -12,6 +12,7 @@ pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[c
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.control_loop.build import build_control_loop
 from services.gpu_engine.cuda.graph_cache import default_buckets
+from services.gpu_engine.cuda.host_loop.loop import SOURCE as HOST_STEP
 
 ENTRIES = (b"control_loop", b"retire_step", b"lay_out_loop")
 
@@ -24,8 +25,8 @@ def test_the_control_loop_compiles_and_links_the_device_runtime(threads: int, tr
     assert b"cudaGraphLaunch" in cubin
 
 
-@pytest.mark.parametrize("source", ["tests/gpu/stand_in_step.cu", "bench/control_loop_step.cu"])
-def test_stand_in_steps_compile(source: str) -> None:
+@pytest.mark.parametrize("source", ["tests/gpu/stand_in_step.cu", "bench/control_loop_step.cu", HOST_STEP])
+def test_steps_without_a_model_compile(source: str) -> None:
     assert b".text." in Compiler("sm_90a").build((source,), {})
 
 
