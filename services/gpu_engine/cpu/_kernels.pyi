@@ -29,6 +29,14 @@ class Linear:
     def bytes(self) -> int:
         """Memory of the packed weights."""
 
+class LinearGroup:
+    """Matrices of one shape, one for each expert of a mixture."""
+
+    def __init__(self, arena: Arena) -> None: ...
+    def append(self, rows: Sequence[NDArray[np.uint8]], types: Sequence[str], inputs: Sequence[int]) -> None:
+        """One more member; arguments as of ``Linear``."""
+    def __len__(self) -> int: ...
+
 class Kernels:
     """Threads, instruction set and scratch memory. Calls must not overlap; all but the constructor release the GIL.
 
@@ -46,6 +54,15 @@ class Kernels:
         """out[t] = row ids[t] of the matrix."""
     def linear(self, linear: Linear, inputs: Floats, tokens: int, out: Floats, accumulate: bool = False) -> None:
         """out = inputs @ matrix.T, added to out when ``accumulate``."""
+    def grouped_linear(self, group: LinearGroup, row_start: Ints, inputs: Floats, out: Floats) -> None:
+        """out rows = inputs rows @ member.T for the rows row_start[e] to row_start[e + 1] of each member e."""
+    def route(self, logits: Floats, tokens: int, normalized: bool, experts: Ints, weights: Floats) -> None:
+        """Each token's experts [tokens, per_token], largest logit first, and their softmax weights.
+
+        The softmax runs over all experts, over the chosen ones if ``normalized``. Ties go to the lower index.
+        """
+    def combine(self, rows: Floats, places: Ints, weights: Floats, tokens: int, out: Floats) -> None:
+        """out[t] += sum over k of weights[t, k] * rows[places[t, k]]."""
     def rms_norm(self, inputs: Floats, weight: Floats, epsilon: float, tokens: int, out: Floats) -> None: ...
     def swiglu(self, inputs: Floats, tokens: int, out: Floats) -> None:
         """out [tokens, width] = silu(gate) * up; inputs [tokens, 2 width] holds gate, then up."""
@@ -59,11 +76,15 @@ class Kernels:
         tokens: int,
         keys: Floats,
         values: Floats,
+        query_norm: Floats | None = None,
+        key_norm: Floats | None = None,
+        epsilon: float = 0.0,
     ) -> None:
         """Rotate queries and keys of ``qkv`` in place, then store keys and values at slots[t].
 
+        With norms [head_dim], each head's query or key is divided by its root mean square and weighted first.
         slots[t] = page * page_size + offset in the page.
-        cosines, sines: [tokens, head_dim / 2]. keys: [pages, kv_heads, head_dim, page_size].
+        cosines, sines: [tokens, rotary_dim / 2]. keys: [pages, kv_heads, head_dim, page_size].
         values: [pages, kv_heads, page_size, head_dim].
         """
     def attend(

@@ -40,8 +40,7 @@ static void swiglu(const float* gate, const float* up, int width, float* out) {
   for (int j = i; j < width; ++j) out[j] = o[j - i];
 }
 
-static void rotate(float* heads, int count, int head_dim, const float* cosines, const float* sines) {
-  const int half = head_dim / 2;
+static void rotate(float* heads, int count, int head_dim, int half, const float* cosines, const float* sines) {
   for (int h = 0; h < count; ++h, heads += head_dim)
     for (int i = 0; i < half; ++i) {
       const float a = heads[i], b = heads[i + half];

@@ -70,6 +70,7 @@ class CpuEngine(Engine):
             cache,
             max_tokens=limits.max_batched_tokens,
             max_samples=limits.max_running,
+            context=limits.context,
         )
         self._sampler = Sampler(kernels, limits.max_running)
         log.info(

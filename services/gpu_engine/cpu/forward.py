@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from services.gpu_engine.cpu._kernels import Kernels
 from services.gpu_engine.cpu.kv_cache import KvCache
-from services.gpu_engine.cpu.weights import Attention, Embedding, FeedForward, Floats, Head, Weights
+from services.gpu_engine.cpu.mixture import MixtureLayer
+from services.gpu_engine.cpu.weights import Attention, Embedding, FeedForward, Floats, Head, Mixture, Weights
 from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.rope import rotary_frequencies
 from services.gpu_engine.step import Ints, Step
@@ -25,6 +26,7 @@ class Forward:
     Args:
         max_tokens: tokens of the largest step.
         max_samples: sampled rows of the largest step.
+        context: tokens of the longest sequence; the model's own limit if None.
     """
 
     def __init__(
@@ -36,18 +38,20 @@ class Forward:
         *,
         max_tokens: int,
         max_samples: int,
+        context: int | None = None,
     ) -> None:
         self._config = config
         self._layers = weights.layers
         self._kernels = kernels
         self._cache = cache
-        self._frequencies, self._rope_factor = rotary_frequencies(config)
+        self._frequencies, self._rope_factor = rotary_frequencies(config, context)
         self._hidden = _buffer(max_tokens, config.hidden)
         self._normed = _buffer(max_tokens, config.hidden)
         self._qkv = _buffer(max_tokens, config.query_width + 2 * config.kv_width)
         self._attended = _buffer(max_tokens, config.query_width)
         self._gate_up = _buffer(max_tokens, 2 * config.ffn)
         self._gated = _buffer(max_tokens, config.ffn)
+        self._mixture = config.mixture and MixtureLayer(config.mixture, config.hidden, kernels, max_tokens)
         self._logits = _buffer(max_samples, config.vocabulary)
 
     def run(self, step: Step, between_layers: Callable[[], None] = lambda: None) -> Floats:
@@ -73,6 +77,10 @@ class Forward:
                     kernels.linear(gate_up, self._normed, tokens, self._gate_up)
                     kernels.swiglu(self._gate_up, tokens, self._gated)
                     kernels.linear(down, self._gated, tokens, self._hidden, accumulate=True)
+                case Mixture(norm):
+                    assert self._mixture
+                    kernels.rms_norm(self._hidden, norm, config.norm_eps, tokens, self._normed)
+                    self._mixture.run(layer, self._normed, tokens, self._hidden)
                 case Head(norm, weight):
                     last = np.ascontiguousarray(self._hidden[step.row_start[step.sample_row + 1] - 1])
                     kernels.rms_norm(last, norm, config.norm_eps, step.samples, self._normed)
@@ -84,7 +92,19 @@ class Forward:
         keys, values = self._cache.keys[layer.index], self._cache.values[layer.index]
         kernels.rms_norm(self._hidden, layer.norm, config.norm_eps, tokens, self._normed)
         kernels.linear(layer.qkv, self._normed, tokens, self._qkv)
-        kernels.rotate_and_store(self._qkv, config.heads, batch.cosines, batch.sines, batch.slots, tokens, keys, values)
+        kernels.rotate_and_store(
+            self._qkv,
+            config.heads,
+            batch.cosines,
+            batch.sines,
+            batch.slots,
+            tokens,
+            keys,
+            values,
+            layer.query_norm,
+            layer.key_norm,
+            config.norm_eps,
+        )
         kernels.attend(
             self._qkv,
             config.heads,

@@ -56,14 +56,14 @@ struct KernelTable {
   // Panels as BlockF32: exactly the values that multiply_panels uses.
   void (*expand_panels)(const Weight& weight, int first, int panels, float* expanded);
 
-  // out = in / sqrt(mean(in^2) + epsilon) * weight
+  // out = in / sqrt(mean(in^2) + epsilon) * weight; `out` may be `in`.
   void (*rms_norm)(const float* in, const float* weight, float epsilon, int width, float* out);
 
   // out = silu(gate) * up
   void (*swiglu)(const float* gate, const float* up, int width, float* out);
 
-  // Rotates pairs (i, i + head_dim / 2) of each head in place.
-  void (*rotate)(float* heads, int count, int head_dim, const float* cosines, const float* sines);
+  // Rotates the pairs (i, i + half) of each head in place; what lies beyond them stays.
+  void (*rotate)(float* heads, int count, int head_dim, int half, const float* cosines, const float* sines);
 
   // Softmax attention of `heads` query heads that share one KV head over positions [0, length).
   // scratch: heads * (length rounded up to whole pages) floats. queries and out: [heads, head_dim].

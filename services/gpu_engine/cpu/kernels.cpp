@@ -4,18 +4,18 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
-#include <memory>
-#include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "services/gpu_engine/cpu/kernel_table.hpp"
+#include "services/gpu_engine/cpu/mixture.hpp"
+#include "services/gpu_engine/cpu/packed_linear.hpp"
 #include "services/gpu_engine/cpu/philox.hpp"
 #include "services/gpu_engine/cpu/sampling.hpp"
 #include "services/gpu_engine/cpu/thread_pool.hpp"
@@ -35,123 +35,8 @@ using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device:
 using Tokens = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Probabilities = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using TopTokens = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
-// Floats on a cache-line boundary, grown when asked for more.
-class Buffer {
- public:
-  float* floats(size_t count) {
-    if (count > size_) {
-      data_.reset(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})));
-      size_ = count;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* data) const { ::operator delete[](data, std::align_val_t{64}); }
-  };
-  std::unique_ptr<float[], Free> data_;
-  size_t size_ = 0;
-};
-
-// Memory for weights, in huge pages where the system has them: a forward pass walks through all of it.
-class Arena {
- public:
-  Arena() = default;
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-  ~Arena() {
-    for (auto [start, size] : chunks_) munmap(start, size);
-  }
-
-  // Zeroed, on a cache line, with slack behind that prefetching may touch.
-  uint8_t* take(size_t bytes) {
-    bytes = (bytes + 63) / 64 * 64;
-    if (bytes > left_) {
-      const size_t size = (std::max(bytes, kChunk) + kHugePage - 1) / kHugePage * kHugePage;
-      void* start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (start == MAP_FAILED) throw std::bad_alloc();
-      madvise(start, size, MADV_HUGEPAGE);
-      chunks_.emplace_back(start, size);
-      next_ = static_cast<uint8_t*>(start);
-      left_ = size;
-    }
-    uint8_t* taken = next_;
-    next_ += bytes;
-    left_ -= bytes;
-    return taken;
-  }
-
- private:
-  static constexpr size_t kHugePage = size_t{2} << 20, kChunk = size_t{64} << 20;
-  std::vector<std::pair<void*, size_t>> chunks_;
-  uint8_t* next_ = nullptr;
-  size_t left_ = 0;
-};
-
-// One or several packed matrices with the same inputs; their outputs lie side by side. The memory is the arena's.
-class Linear {
- public:
-  Linear(Arena& arena, const std::vector<Bytes>& rows, const std::vector<std::string>& types,
-         const std::vector<int>& inputs) {
-    require(!rows.empty() && rows.size() == types.size() && rows.size() == inputs.size(),
-            "Linear takes as many types and inputs as matrices, at least one");
-    for (size_t i = 0; i < rows.size(); ++i) {
-      require(inputs[i] == inputs[0], "matrices of one Linear must have the same inputs");
-      Weight weight{type_of(types[i]), static_cast<int>(rows[i].shape(0)), inputs[i], nullptr};
-      const size_t bytes = weight.panels() * weight.panel_bytes();
-      uint8_t* panels = arena.take(bytes);
-      pack(weight, rows[i].data(), rows[i].shape(1), panels);
-      weight.data = panels;
-      weights_.push_back(weight);
-      outputs_ += weight.outputs;
-      panels_ += weight.panels();
-      bytes_ += bytes;
-    }
-  }
-
-  Linear(const Linear&) = delete;
-  Linear& operator=(const Linear&) = delete;
-
-  int inputs() const { return weights_[0].inputs; }
-  int outputs() const { return outputs_; }
-  int panels() const { return panels_; }
-  size_t bytes() const { return bytes_; }
-  const Weight& only() const {
-    require(weights_.size() == 1, "rows can be taken of a single matrix only");
-    return weights_[0];
-  }
-
-  // visit(weight, first panel, panels, column of its output 0) for each matrix that panels [begin, end) touch.
-  template <class Visit>
-  void each(int begin, int end, const Visit& visit) const {
-    int before = 0, column = 0;
-    for (const Weight& weight : weights_) {
-      const int first = std::max(begin - before, 0), last = std::min(end - before, weight.panels());
-      if (first < last) visit(weight, first, last - first, column);
-      before += weight.panels();
-      column += weight.outputs;
-    }
-  }
-
- private:
-  static WeightType type_of(const std::string& name) {
-    const char* names[] = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"};
-    for (int i = 0; i < 6; ++i)
-      if (name == names[i]) return static_cast<WeightType>(i);
-    throw std::invalid_argument("unknown weight type " + name);
-  }
-
-  std::vector<Weight> weights_;
-  int outputs_ = 0, panels_ = 0;
-  size_t bytes_ = 0;
-};
+using Chosen = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Weights = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // The threads, the instruction set and the scratch memory of one engine.
 class Kernels {
@@ -188,36 +73,50 @@ class Kernels {
 
   // out (+)= in @ weights.T, over all matrices of `linear`.
   void linear(const Linear& linear, Matrix in, int tokens, Matrix out, bool accumulate) {
-    const int inputs = linear.inputs();
-    require(tokens <= static_cast<int>(in.shape(0)) && tokens <= static_cast<int>(out.shape(0)), "tokens");
-    require(static_cast<int>(in.shape(1)) == inputs, "linear: in is not as wide as the matrix's inputs");
-    require(static_cast<int>(out.shape(1)) == linear.outputs(), "linear: out is not as wide as the matrix's outputs");
-    const int padded = (inputs + kBlockInputs - 1) / kBlockInputs * kBlockInputs;
-    const int tallest = table_->tallest_tile;
-    const float* tiles = in.data();
-    if (tokens > 1 || padded != inputs) {
-      const int count = (tokens + tallest - 1) / tallest;
-      float* packed = tiles_.floats(static_cast<size_t>(count) * tallest * padded);
-      pool_.run(count, 2, [&](int64_t begin, int64_t end, int) {
-        for (int64_t tile = begin; tile < end; ++tile) {
-          const int64_t row = tile * tallest;
-          const int rows = static_cast<int>(std::min<int64_t>(tallest, tokens - row));
-          table_->pack_activations(in.data() + row * inputs, inputs, rows, inputs, packed + row * padded);
-        }
-      });
-      tiles = packed;
+    require(tokens <= static_cast<int>(in.shape(0)), "tokens");
+    multiply_all({{&linear, 0, tokens}}, in, out, accumulate);
+  }
+
+  // out rows = in rows @ weights.T for the rows [row_start[e], row_start[e + 1]) of each member e: its weights are read
+  // once however many rows it has.
+  void grouped_linear(const LinearGroup& group, Integers row_start, Matrix in, Matrix out) {
+    require(static_cast<int>(row_start.shape(0)) == group.size() + 1, "row_start has one entry more than the group");
+    std::vector<Product> products;
+    for (int e = 0; e < group.size(); ++e) {
+      const int first = row_start.data()[e], rows = row_start.data()[e + 1] - first;
+      require(first >= 0 && rows >= 0 && first + rows <= static_cast<int>(in.shape(0)), "row_start");
+      if (rows > 0) products.push_back({&group[e], first, rows});
     }
-    // With more tiles than this, panels are dequantized to memory once rather than in registers for each tile.
-    const bool expand = tokens > 2 * tallest;
-    pool_.run(linear.panels(), 1, [&](int64_t begin, int64_t end, int thread) {
-      for (int64_t first = begin; first < end; first += kMaxExpandedPanels) {
-        const int64_t last = std::min<int64_t>(end, first + kMaxExpandedPanels);
-        linear.each(static_cast<int>(first), static_cast<int>(last),
-                    [&](const Weight& weight, int panel, int panels, int column) {
-                      multiply(weight, panel, panels, tiles, padded, tokens, expand, thread,
-                               {out.data() + column, out.shape(1), accumulate});
-                    });
-      }
+    if (!products.empty()) multiply_all(std::move(products), in, out, false);
+  }
+
+  // The experts of each token and their weights, see mixture.hpp.
+  void route(Matrix logits, int tokens, bool normalized, Chosen experts, Matrix weights) {
+    const int count = static_cast<int>(logits.shape(1)), chosen = static_cast<int>(experts.shape(1));
+    require(chosen <= count && weights.shape(1) == experts.shape(1), "route: widths");
+    require(tokens <= static_cast<int>(logits.shape(0)) && tokens <= static_cast<int>(experts.shape(0)) &&
+                tokens <= static_cast<int>(weights.shape(0)),
+            "tokens");
+    pool_.run(tokens, grain(8 * count), [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t)
+        choose_experts(logits.data() + t * count, count, chosen, normalized, experts.data() + t * chosen,
+                       weights.data() + t * chosen);
+    });
+  }
+
+  // out[t] += sum of weights[t, k] * rows[places[t, k]], in the order of k.
+  void combine(Matrix rows, Table places, Weights weights, int tokens, Matrix out) {
+    const int width = static_cast<int>(out.shape(1)), chosen = static_cast<int>(places.shape(1));
+    require(rows.shape(1) == out.shape(1) && weights.shape(1) == places.shape(1), "combine: widths");
+    require(tokens <= static_cast<int>(places.shape(0)) && tokens <= static_cast<int>(weights.shape(0)) &&
+                tokens <= static_cast<int>(out.shape(0)),
+            "tokens");
+    for (int i = 0; i < tokens * chosen; ++i)
+      require(places.data()[i] >= 0 && places.data()[i] < static_cast<int>(rows.shape(0)), "combine: places");
+    pool_.run(tokens, grain(chosen * width), [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t)
+        add_weighted(rows.data(), places.data() + t * chosen, weights.data() + t * chosen, chosen, width,
+                     out.data() + t * width);
     });
   }
 
@@ -244,22 +143,29 @@ class Kernels {
     });
   }
 
-  // Rotates queries (in place) and keys of `qkv` by each token's angles, and stores keys and values in the cache.
-  // slots[t] = page * page_size + offset.
+  // Norms each head of queries and keys where weights are given, rotates queries (in place) and keys of `qkv` by each
+  // token's angles, and stores keys and values in the cache. slots[t] = page * page_size + offset.
   void rotate_and_store(Matrix qkv, int heads, Matrix cosines, Matrix sines, Integers slots, int tokens, Floats keys,
-                        Floats values) {
+                        Floats values, std::optional<Vector> query_norm, std::optional<Vector> key_norm,
+                        float epsilon) {
     const KvCache cache = cache_of(keys, values);
     const int d = cache.head_dim, width = (heads + 2 * cache.kv_heads) * d;
     require(tokens <= static_cast<int>(qkv.shape(0)) && tokens <= static_cast<int>(slots.shape(0)), "tokens");
     require(tokens <= static_cast<int>(cosines.shape(0)) && tokens <= static_cast<int>(sines.shape(0)), "tokens");
-    require(static_cast<int>(cosines.shape(1)) == d / 2 && static_cast<int>(sines.shape(1)) == d / 2,
-            "rotate: angles are not half as wide as a head");
+    const int half = static_cast<int>(cosines.shape(1));
+    require(half <= d / 2 && cosines.shape(1) == sines.shape(1), "rotate: angles are wider than half a head");
+    for (const auto& norm : {query_norm, key_norm})
+      require(!norm || static_cast<int>(norm->shape(0)) == d, "rotate: a norm is not as wide as a head");
     require(static_cast<int>(qkv.shape(1)) == width, "rotate: qkv does not hold the heads");
     pool_.run(tokens, grain(4 * width), [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
         float* row = qkv.data() + t * width;
         float* key = row + heads * d;
-        table_->rotate(row, heads + cache.kv_heads, d, cosines.data() + t * (d / 2), sines.data() + t * (d / 2));
+        for (int h = 0; query_norm && h < heads; ++h)
+          table_->rms_norm(row + h * d, query_norm->data(), epsilon, d, row + h * d);
+        for (int h = 0; key_norm && h < cache.kv_heads; ++h)
+          table_->rms_norm(key + h * d, key_norm->data(), epsilon, d, key + h * d);
+        table_->rotate(row, heads + cache.kv_heads, d, half, cosines.data() + t * half, sines.data() + t * half);
         const int page = slots.data()[t] / cache.page_size, offset = slots.data()[t] % cache.page_size;
         for (int h = 0; h < cache.kv_heads; ++h) {
           float* key_page = cache.keys + cache.offset(page, h) + offset;
@@ -337,6 +243,70 @@ class Kernels {
             static_cast<int>(keys.shape(3))};
   }
 
+  // A matrix, and the consecutive rows of the input and output that belong to it.
+  struct Product {
+    const Linear* linear;
+    int first_row;
+    int rows;
+    const float* tiles = nullptr;
+  };
+
+  // All products in one loop over the threads; their matrices have the same shape.
+  void multiply_all(std::vector<Product> products, Matrix in, Matrix out, bool accumulate) {
+    const Linear& shape = *products[0].linear;
+    const int inputs = shape.inputs(), tallest = table_->tallest_tile;
+    require(products.back().first_row + products.back().rows <= static_cast<int>(out.shape(0)), "tokens");
+    require(static_cast<int>(in.shape(1)) == inputs, "linear: in is not as wide as the matrix's inputs");
+    require(static_cast<int>(out.shape(1)) == shape.outputs(), "linear: out is not as wide as the matrix's outputs");
+    const int padded = (inputs + kBlockInputs - 1) / kBlockInputs * kBlockInputs;
+    pack_rows(products, in, padded);
+    const int64_t panels = shape.panels();
+    pool_.run(panels * static_cast<int64_t>(products.size()), 1, [&](int64_t begin, int64_t end, int thread) {
+      while (begin < end) {
+        const Product& product = products[begin / panels];
+        const int64_t first = begin % panels;
+        const int64_t last = std::min({panels, first + kMaxExpandedPanels, first + end - begin});
+        // With more tiles than this, panels are dequantized to memory once rather than in registers for each tile.
+        const bool expand = product.rows > 2 * tallest;
+        float* target = out.data() + static_cast<size_t>(product.first_row) * out.shape(1);
+        product.linear->each(static_cast<int>(first), static_cast<int>(last),
+                             [&](const Weight& weight, int panel, int count, int column) {
+                               multiply(weight, panel, count, product.tiles, padded, product.rows, expand, thread,
+                                        {target + column, out.shape(1), accumulate});
+                             });
+        begin += last - first;
+      }
+    });
+  }
+
+  // Sets each product's tiles of activations; a single row of whole blocks is one as it lies.
+  void pack_rows(std::vector<Product>& products, Matrix in, int padded) {
+    const int inputs = static_cast<int>(in.shape(1)), tallest = table_->tallest_tile;
+    struct Tile {
+      int row, rows;
+    };
+    std::vector<Tile> tiles;
+    std::vector<size_t> first_tile;
+    for (const Product& product : products) {
+      first_tile.push_back(tiles.size());
+      if (product.rows == 1 && padded == inputs) continue;
+      for (int row = 0; row < product.rows; row += tallest)
+        tiles.push_back({product.first_row + row, std::min(tallest, product.rows - row)});
+    }
+    const size_t tile_floats = static_cast<size_t>(tallest) * padded;
+    float* packed = tiles_.floats(std::max<size_t>(tiles.size(), 1) * tile_floats);
+    pool_.run(static_cast<int64_t>(tiles.size()), 2, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i)
+        table_->pack_activations(in.data() + static_cast<size_t>(tiles[i].row) * inputs, inputs, tiles[i].rows, inputs,
+                                 packed + i * tile_floats);
+    });
+    for (size_t i = 0; i < products.size(); ++i) {
+      const bool as_it_lies = products[i].rows == 1 && padded == inputs;
+      products[i].tiles = as_it_lies ? in.data() + static_cast<size_t>(products[i].first_row) * inputs
+                                     : packed + first_tile[i] * tile_floats;
+    }
+  }
+
   void multiply(const Weight& weight, int panel, int panels, const float* tiles, int padded, int tokens, bool expand,
                 int thread, OutputTile out) {
     Weight source = weight;
@@ -385,16 +355,24 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("inputs", &Linear::inputs)
       .def_prop_ro("outputs", &Linear::outputs)
       .def_prop_ro("bytes", &Linear::bytes);
+  nb::class_<LinearGroup>(m, "LinearGroup")
+      .def(nb::init<Arena&>(), nb::keep_alive<1, 2>(), "arena"_a)
+      .def("append", &LinearGroup::append, "rows"_a, "types"_a, "inputs"_a)
+      .def("__len__", &LinearGroup::size);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&>(), "threads"_a, "instruction_set"_a = "")
       .def_prop_ro("instruction_set", &Kernels::instruction_set)
       .def_prop_ro("threads", &Kernels::threads)
       .def("embed", &Kernels::embed, "linear"_a, "ids"_a, "tokens"_a, "out"_a, Release())
       .def("linear", &Kernels::linear, "linear"_a, "inputs"_a, "tokens"_a, "out"_a, "accumulate"_a = false, Release())
+      .def("grouped_linear", &Kernels::grouped_linear, "group"_a, "row_start"_a, "inputs"_a, "out"_a, Release())
+      .def("route", &Kernels::route, "logits"_a, "tokens"_a, "normalized"_a, "experts"_a, "weights"_a, Release())
+      .def("combine", &Kernels::combine, "rows"_a, "places"_a, "weights"_a, "tokens"_a, "out"_a, Release())
       .def("rms_norm", &Kernels::rms_norm, "inputs"_a, "weight"_a, "epsilon"_a, "tokens"_a, "out"_a, Release())
       .def("swiglu", &Kernels::swiglu, "inputs"_a, "tokens"_a, "out"_a, Release())
       .def("rotate_and_store", &Kernels::rotate_and_store, "qkv"_a, "heads"_a, "cosines"_a, "sines"_a, "slots"_a,
-           "tokens"_a, "keys"_a, "values"_a, Release())
+           "tokens"_a, "keys"_a, "values"_a, "query_norm"_a = nb::none(), "key_norm"_a = nb::none(), "epsilon"_a = 0.0f,
+           Release())
       .def("attend", &Kernels::attend, "qkv"_a, "heads"_a, "lengths"_a, "sequences"_a, "page_table"_a, "tokens"_a,
            "keys"_a, "values"_a, "out"_a, Release())
       .def("sample", &Kernels::sample, "logits"_a, "samples"_a, "sampling"_a, "history"_a, "tokens"_a, "logprobs"_a,

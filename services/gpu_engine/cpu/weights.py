@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.gpu_engine.cpu._kernels import Arena, Linear
+from services.gpu_engine.cpu._kernels import Arena, Linear, LinearGroup
 from services.gpu_engine.models import family
 from services.gpu_engine.models.checkpoint import Checkpoint, Progress
 from services.gpu_engine.models.errors import UnsupportedCheckpointError
@@ -28,6 +29,8 @@ class Attention:
     norm: Floats
     qkv: Linear
     output: Linear
+    query_norm: Floats | None
+    key_norm: Floats | None
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,20 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    norm: Floats
+    router: Linear
+    gate_up: LinearGroup
+    down: LinearGroup
+
+
+@dataclass(frozen=True)
 class Head:
     norm: Floats
     weight: Linear
 
 
-Layer = Embedding | Attention | FeedForward | Head
+Layer = Embedding | Attention | FeedForward | Mixture | Head
 
 
 class Weights:
@@ -68,10 +79,22 @@ class Weights:
         match layer:
             case family.Embedding(weight):
                 return Embedding(self._linear(weight))
-            case family.Attention(index, norm, query, key, value, output):
-                return Attention(index, self._vector(norm), self._linear(query, key, value), self._linear(output))
+            case family.Attention(index, norm, query, key, value, output, query_norm, key_norm):
+                return Attention(
+                    index,
+                    self._vector(norm),
+                    self._linear(query, key, value),
+                    self._linear(output),
+                    self._vector(query_norm) if query_norm else None,
+                    self._vector(key_norm) if key_norm else None,
+                )
             case family.FeedForward(norm, gate, up, down):
                 return FeedForward(self._vector(norm), self._linear(gate, up), self._linear(down))
+            case family.Mixture(norm, router, experts):
+                gate_up = self._group((expert.gate, expert.up) for expert in experts)
+                return Mixture(
+                    self._vector(norm), self._linear(router), gate_up, self._group((e.down,) for e in experts)
+                )
             case family.Head(norm, weight):
                 return Head(self._vector(norm), self._linear(weight))
 
@@ -79,16 +102,21 @@ class Weights:
         """Matrices side by side; the one of a tied head is that of the embedding."""
         name = "+".join(spec.name for spec in specs)
         if name not in self._matrices:
-            tensors = [self._checkpoint.tensor(spec) for spec in specs]
-            self._matrices[name] = Linear(
-                self._arena,
-                [tensor.data for tensor in tensors],
-                [tensor.type.name for tensor in tensors],
-                [spec.shape[1] for spec in specs],
-            )
-            for tensor in tensors:
-                self._count(tensor)
+            self._matrices[name] = Linear(self._arena, *self._stored(*specs))
         return self._matrices[name]
+
+    def _group(self, members: Iterable[tuple[TensorSpec, ...]]) -> LinearGroup:
+        group = LinearGroup(self._arena)
+        for specs in members:
+            group.append(*self._stored(*specs))
+        return group
+
+    def _stored(self, *specs: TensorSpec) -> tuple[list[NDArray[np.uint8]], list[str], list[int]]:
+        """Rows, types and inputs, as ``Linear`` takes them."""
+        tensors = [self._checkpoint.tensor(spec) for spec in specs]
+        for tensor in tensors:
+            self._count(tensor)
+        return [t.data for t in tensors], [t.type.name for t in tensors], [spec.shape[1] for spec in specs]
 
     def _vector(self, spec: TensorSpec) -> Floats:
         tensor = self._checkpoint.tensor(spec)

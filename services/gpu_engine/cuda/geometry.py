@@ -30,6 +30,8 @@ class Geometry:
         config = self.config
         group = config.heads // config.kv_heads
         checks = (
+            ("architecture", config.architecture, config.architecture in ("llama", "phi3"), "llama and phi3"),
+            ("partial_rotary", config.partial_rotary, config.partial_rotary == 1, "1"),
             ("head_dim", config.head_dim, config.head_dim in HEAD_DIMS, f"one of {HEAD_DIMS}"),
             ("heads per KV head", group, 1 <= group <= MAX_GROUP, f"1 to {MAX_GROUP}"),
             ("hidden", config.hidden, config.hidden % 8 == 0, "a multiple of 8"),

@@ -12,7 +12,7 @@ from services.gpu_engine.cuda.bfloat16 import rows_as_bfloat16
 from services.gpu_engine.cuda.driver import ALIGNMENT, Buffer
 from services.gpu_engine.cuda.geometry import BF16_BYTES
 from services.gpu_engine.models.checkpoint import Progress
-from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
+from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, Mixture, TensorSpec
 from services.gpu_engine.models.tensors import StoredTensor
 
 PIECE_ELEMENTS = 16 << 20  # converted at a time
@@ -33,9 +33,13 @@ def stacks_of(layer: Layer) -> tuple[tuple[TensorSpec, ...], ...]:
         case Embedding(weight):
             return ((weight,),)
         case Attention():
-            return (layer.norm,), (layer.query, layer.key, layer.value), (layer.output,)
+            norms = tuple((norm,) for norm in (layer.norm, layer.query_norm, layer.key_norm) if norm)
+            return *norms, (layer.query, layer.key, layer.value), (layer.output,)
         case FeedForward():
             return (layer.norm,), (layer.gate, layer.up), (layer.down,)
+        case Mixture():
+            gates = tuple(spec for expert in layer.experts for spec in (expert.gate, expert.up))
+            return (layer.norm,), (layer.router,), gates, tuple(expert.down for expert in layer.experts)
         case Head():
             return (layer.norm,), (layer.weight,)
 

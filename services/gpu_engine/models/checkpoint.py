@@ -12,10 +12,12 @@ from services.gpu_engine.models.errors import CorruptCheckpointError, Unsupporte
 from services.gpu_engine.models.family import Family, Layer, TensorSpec, tensors_of
 from services.gpu_engine.models.fingerprint import fingerprint
 from services.gpu_engine.models.llama import llama
+from services.gpu_engine.models.phi3 import phi3
+from services.gpu_engine.models.qwen3 import qwen3, qwen3_moe
 from services.gpu_engine.models.tensors import StoredTensor
 from services.gpu_engine.models.tokenizer import TokenizerFiles
 
-FAMILIES: dict[str, Family] = {"llama": llama}
+FAMILIES: dict[str, Family] = {"llama": llama, "phi3": phi3, "qwen3": qwen3, "qwen3_moe": qwen3_moe}
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while weights load."""
@@ -82,9 +84,10 @@ class Checkpoint(ABC):
         for spec in tensors_of(self.layers):
             self.tensor(spec)
 
-    def require_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
-        if shape != spec.shape:
+    def require_shape(self, spec: TensorSpec, shape: tuple[int, ...], needed: tuple[int, ...] | None = None) -> None:
+        """Refuse a stored ``shape`` that is not ``needed``, by default the spec's."""
+        if shape != (needed or spec.shape):
             name = self.stored_name(spec)
             raise CorruptCheckpointError(
-                f"{self.path}: tensor {name} has shape {shape}, the config asks for {spec.shape}"
+                f"{self.path}: tensor {name} has shape {shape}, the config asks for {needed or spec.shape}"
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.gpu_engine.models.checkpoint import FAMILIES, Checkpoint
+from services.gpu_engine.models.checkpoint import Checkpoint
 from services.gpu_engine.models.config import FrequencyFactors, LinearScaling, ModelConfig, RopeScaling, YarnScaling
 from services.gpu_engine.models.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from services.gpu_engine.models.family import TensorSpec
@@ -24,6 +24,7 @@ GGML_TYPES = {
     8: TensorType.Q8_0,
     30: TensorType.BF16,
 }
+ARCHITECTURES = ("llama",)  # other families are read from Hugging Face folders alone
 ROPE_FACTORS = "rope_freqs.weight"
 ONLY_SPLIT_FILES = "split.count"
 
@@ -87,9 +88,9 @@ class _Metadata:
         self.path = file.path
         self.architecture = self._get("general.architecture", str)
         self.used: set[str] = set()
-        if self.architecture not in FAMILIES:
+        if self.architecture not in ARCHITECTURES:
             raise UnsupportedCheckpointError(
-                f"{self.path}: architecture {self.architecture!r} is not supported, only {', '.join(FAMILIES)}"
+                f"{self.path}: architecture {self.architecture!r} is not supported, only {', '.join(ARCHITECTURES)}"
             )
         if (count := self._get(ONLY_SPLIT_FILES, int, 1)) > 1:
             raise UnsupportedCheckpointError(f"{self.path}: one of {count} split files; merge them with gguf-split")

@@ -1,44 +1,12 @@
-"""The Llama family: pre-norm decoder with rotary grouped-query attention and SwiGLU (arXiv 2302.13971, 2407.21783)."""
+"""The Llama family: the plain decoder (arXiv 2302.13971, 2407.21783)."""
 
 from __future__ import annotations
 
 from services.gpu_engine.models.config import ModelConfig
-from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
+from services.gpu_engine.models.decoder import decoder
+from services.gpu_engine.models.family import Layer
 
 
 def llama(config: ModelConfig) -> tuple[Layer, ...]:
     """Layers of a Llama model, with their tensors' GGUF and Hugging Face names."""
-    embedding = TensorSpec(
-        "embedding", (config.vocabulary, config.hidden), "token_embd.weight", "model.embed_tokens.weight"
-    )
-    head = TensorSpec("head", (config.vocabulary, config.hidden), "output.weight", "lm_head.weight")
-    layers: list[Layer] = [Embedding(embedding)]
-    for index in range(config.layers):
-        layers += [_attention(config, index), _feed_forward(config, index)]
-    norm = TensorSpec("norm", (config.hidden,), "output_norm.weight", "model.norm.weight")
-    layers.append(Head(norm, embedding if config.tied_embeddings else head))
-    return tuple(layers)
-
-
-def _attention(config: ModelConfig, index: int) -> Attention:
-    ours, gguf, hf = f"layers.{index}.attention", f"blk.{index}.attn", f"model.layers.{index}"
-    hidden, query, kv = config.hidden, config.query_width, config.kv_width
-    return Attention(
-        index,
-        TensorSpec(f"{ours}.norm", (hidden,), f"{gguf}_norm.weight", f"{hf}.input_layernorm.weight"),
-        TensorSpec(f"{ours}.query", (query, hidden), f"{gguf}_q.weight", f"{hf}.self_attn.q_proj.weight", config.heads),
-        TensorSpec(f"{ours}.key", (kv, hidden), f"{gguf}_k.weight", f"{hf}.self_attn.k_proj.weight", config.kv_heads),
-        TensorSpec(f"{ours}.value", (kv, hidden), f"{gguf}_v.weight", f"{hf}.self_attn.v_proj.weight"),
-        TensorSpec(f"{ours}.output", (hidden, query), f"{gguf}_output.weight", f"{hf}.self_attn.o_proj.weight"),
-    )
-
-
-def _feed_forward(config: ModelConfig, index: int) -> FeedForward:
-    ours, gguf, hf = f"layers.{index}.ffn", f"blk.{index}.ffn", f"model.layers.{index}"
-    hidden, ffn = config.hidden, config.ffn
-    return FeedForward(
-        TensorSpec(f"{ours}.norm", (hidden,), f"{gguf}_norm.weight", f"{hf}.post_attention_layernorm.weight"),
-        TensorSpec(f"{ours}.gate", (ffn, hidden), f"{gguf}_gate.weight", f"{hf}.mlp.gate_proj.weight"),
-        TensorSpec(f"{ours}.up", (ffn, hidden), f"{gguf}_up.weight", f"{hf}.mlp.up_proj.weight"),
-        TensorSpec(f"{ours}.down", (hidden, ffn), f"{gguf}_down.weight", f"{hf}.mlp.down_proj.weight"),
-    )
+    return decoder(config)

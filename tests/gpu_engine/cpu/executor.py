@@ -67,7 +67,13 @@ class Executor:
             layer.fill(np.nan)  # what was never written must never be used
         kernels = Kernels(threads, instruction_set)
         self.forward = Forward(
-            checkpoint.config, Weights(checkpoint), kernels, cache, max_tokens=1024, max_samples=sequences
+            checkpoint.config,
+            Weights(checkpoint),
+            kernels,
+            cache,
+            max_tokens=1024,
+            max_samples=sequences,
+            context=context,
         )
         shuffled = np.random.default_rng(seed).permutation(pages)
         self.page_table = shuffled.reshape(sequences, per_sequence).astype(np.int32)

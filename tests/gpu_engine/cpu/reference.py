@@ -1,4 +1,4 @@
-"""A Llama forward pass in float64, written from the papers alone: no cache, no batching, no shared code."""
+"""The forward pass of every family in float64, written from the papers alone: no cache, no batching, no shared code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from services.gpu_engine.models.config import LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
+from services.gpu_engine.models.config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    MixtureConfig,
+    ModelConfig,
+    YarnScaling,
+)
 
 Doubles = NDArray[np.float64]
 
@@ -21,8 +28,10 @@ def logits(config: ModelConfig, weights: dict[str, NDArray[np.float32]], tokens:
         n = _rms_norm(x, w[prefix + "attention.norm"], config.norm_eps)
         x = x + _attention(config, w, prefix + "attention.", n)
         n = _rms_norm(x, w[prefix + "ffn.norm"], config.norm_eps)
-        gate, up = n @ w[prefix + "ffn.gate"].T, n @ w[prefix + "ffn.up"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[prefix + "ffn.down"].T
+        if config.mixture and layer not in config.mixture.dense_layers:
+            x = x + _mixture(config.mixture, w, prefix + "ffn.", n)
+        else:
+            x = x + _feed_forward(w, prefix + "ffn.", n)
     head = w["embedding"] if config.tied_embeddings else w["head"]
     result: Doubles = _rms_norm(x, w["norm"], config.norm_eps) @ head.T
     return result
@@ -33,10 +42,33 @@ def _rms_norm(x: Doubles, weight: Doubles, eps: float) -> Doubles:
     return result
 
 
+def _feed_forward(w: dict[str, Doubles], prefix: str, n: Doubles) -> Doubles:
+    gate, up = n @ w[prefix + "gate"].T, n @ w[prefix + "up"].T
+    result: Doubles = (gate / (1 + np.exp(-gate)) * up) @ w[prefix + "down"].T
+    return result
+
+
+def _mixture(mixture: MixtureConfig, w: dict[str, Doubles], prefix: str, n: Doubles) -> Doubles:
+    logits = n @ w[prefix + "router"].T
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    out = np.zeros_like(n)
+    for t, row in enumerate(p):
+        chosen = np.argsort(-row, kind="stable")[: mixture.per_token]
+        scale = row[chosen].sum() if mixture.normalized else 1.0
+        for expert in chosen:
+            out[t] += row[expert] / scale * _feed_forward(w, f"{prefix}experts.{expert}.", n[t])
+    return out
+
+
 def _attention(config: ModelConfig, w: dict[str, Doubles], prefix: str, n: Doubles) -> Doubles:
     length, dim = len(n), config.head_dim
-    q = _rope(config, (n @ w[prefix + "query"].T).reshape(length, config.heads, dim))
-    k = _rope(config, (n @ w[prefix + "key"].T).reshape(length, config.kv_heads, dim))
+    q = (n @ w[prefix + "query"].T).reshape(length, config.heads, dim)
+    k = (n @ w[prefix + "key"].T).reshape(length, config.kv_heads, dim)
+    if config.architecture.startswith("qwen3"):
+        q = _rms_norm(q, w[prefix + "query_norm"], config.norm_eps)
+        k = _rms_norm(k, w[prefix + "key_norm"], config.norm_eps)
+    q, k = _rope(config, q), _rope(config, k)
     v = (n @ w[prefix + "value"].T).reshape(length, config.kv_heads, dim)
     out = np.zeros_like(q)
     for head in range(config.heads):
@@ -50,15 +82,17 @@ def _attention(config: ModelConfig, w: dict[str, Doubles], prefix: str, n: Doubl
 
 
 def _rope(config: ModelConfig, x: Doubles) -> Doubles:
-    """Rotate as complex numbers: element i is the real part, i + head_dim / 2 the imaginary part."""
-    half = config.head_dim // 2
+    """Rotate as complex numbers: element i is the real part, i + half the imaginary part; the rest of a head stays."""
+    half = config.rotary_dim // 2
     scale = 1.0
-    thetas = [config.rope_base ** (-2 * i / config.head_dim) for i in range(half)]
+    thetas = [config.rope_base ** (-i / half) for i in range(half)]
     match config.rope_scaling:
         case LinearScaling(factor):
             thetas = [theta / factor for theta in thetas]
         case Llama3Scaling(factor, low, high, original):
             thetas = [_llama3(theta, factor, low, high, original) for theta in thetas]
+        case LongRopeScaling(_, long, _, scale):  # the model's context is beyond the original one
+            thetas = [theta / divisor for theta, divisor in zip(thetas, long, strict=True)]
         case YarnScaling(factor, original, scale, fast, slow):
 
             def index(turns: float) -> float:
@@ -69,8 +103,12 @@ def _rope(config: ModelConfig, x: Doubles) -> Doubles:
             for i in range(half):
                 slowed = min(max((i - first) / max(last - first, 0.001), 0), 1)
                 thetas[i] = thetas[i] * (1 - slowed) + thetas[i] / factor * slowed
-    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(np.arange(len(x)), thetas))[:, None, :] * scale
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    turned = (
+        (x[..., :half] + 1j * x[..., half : 2 * half])
+        * np.exp(1j * np.outer(np.arange(len(x)), thetas))[:, None, :]
+        * scale
+    )
+    return np.concatenate([turned.real, turned.imag, x[..., 2 * half :]], axis=-1)
 
 
 def _llama3(theta: float, factor: float, low: float, high: float, original: int) -> float:

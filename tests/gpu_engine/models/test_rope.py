@@ -6,8 +6,14 @@ import math
 
 import numpy as np
 
-from services.gpu_engine.models.config import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
-from services.gpu_engine.models.rope import rotary_frequencies
+from services.gpu_engine.models.config import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    YarnScaling,
+)
+from services.gpu_engine.models.rope import longrope_attention_factor, rotary_frequencies
 from tests.gpu_engine.models.tiny import tiny_config
 
 
@@ -56,3 +62,19 @@ def test_yarn_keeps_fast_pairs_divides_slow_ones_and_scales_attention() -> None:
     middle = 14
     ramp = (middle - low) / (high - low)
     assert math.isclose(frequencies[middle], plain[middle] * (1 - ramp) + plain[middle] / 4 * ramp, rel_tol=1e-12)
+
+
+def test_partial_rotary_has_the_frequencies_of_a_smaller_head() -> None:
+    frequencies, _ = rotary_frequencies(tiny_config(head_dim=16, partial_rotary=0.25))
+    np.testing.assert_allclose(frequencies, [1.0, 0.01], rtol=1e-15)
+
+
+def test_longrope_divides_by_the_factors_of_the_served_context() -> None:
+    scaling = LongRopeScaling((1.0, 2.0), (4.0, 8.0), 64, longrope_attention_factor(4.0, 64))
+    config = tiny_config(head_dim=4, context=256, rope_scaling=scaling)
+    assert math.isclose(scaling.attention_factor, math.sqrt(1 + 1 / 3))
+    for context, expected in ((64, [1.0, 0.005]), (65, [0.25, 0.00125]), (None, [0.25, 0.00125])):
+        frequencies, factor = rotary_frequencies(config, context)
+        np.testing.assert_allclose(frequencies, expected, rtol=1e-15)
+        assert factor == scaling.attention_factor
+    assert longrope_attention_factor(1.0, 64) == 1.0

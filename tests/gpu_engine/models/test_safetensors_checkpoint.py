@@ -20,6 +20,7 @@ from services.gpu_engine.models.errors import (
 from services.gpu_engine.models.loader import open_checkpoint
 from services.gpu_engine.models.tensors import TensorType
 from tests.gpu_engine.models.tiny import encode, random_weights, tiny_config, write_hugging_face
+from tests.gpu_engine.models.variants import LONG_ROPE, VARIANTS
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -79,7 +80,14 @@ def test_rope_scaling_is_read_in_every_spelling(tmp_path: Path, changes: dict[st
         ({"architectures": ["GPTNeoXForCausalLM"]}, UnsupportedCheckpointError, "architecture 'GPTNeoXForCausalLM'"),
         ({"hidden_act": "gelu"}, UnsupportedCheckpointError, "hidden_act is 'gelu', only 'silu'"),
         ({"attention_bias": True}, UnsupportedCheckpointError, "attention_bias is True"),
-        ({"sliding_window": 4096}, UnsupportedCheckpointError, "sliding_window is 4096"),
+        ({"sliding_window": 128}, UnsupportedCheckpointError, "sliding_window is 128, below the context of 256"),
+        ({"sliding_window": "wide"}, UnsupportedCheckpointError, "sliding_window is 'wide'"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            UnsupportedCheckpointError,
+            "layer_types has 'sliding_attention'",
+        ),
+        ({"partial_rotary_factor": 0.5}, UnsupportedCheckpointError, "partial_rotary_factor is 0.5, only 1.0"),
         ({"quantization_config": {"quant_method": "awq"}}, UnsupportedCheckpointError, "quantization_config"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedCheckpointError, "RoPE scaling 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, CorruptCheckpointError, "scaling factor is None"),
@@ -133,3 +141,67 @@ def test_missing_files_and_tensors_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"tokenizer.json is missing"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"sliding_window": 256}, {"sliding_window": 16, "use_sliding_window": False}])
+def test_windows_that_hide_nothing_are_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = tiny_config()
+    write_hugging_face(tmp_path, config, random_weights(config), **changes)
+    assert open_checkpoint(tmp_path).config == config
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [2.0] * 12}
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "error", "message"),
+    [
+        ("phi4", {"partial_rotary_factor": 0.2}, CorruptCheckpointError, "3 of head_dim 16 dimensions"),
+        ("phi4", {"partial_rotary_factor": 1.5}, CorruptCheckpointError, "partial_rotary is 1.5"),
+        ("phi4", {"intermediate_size": 95}, CorruptCheckpointError, "gate_up_proj.weight has shape"),
+        ("phi4", {"num_key_value_heads": 4}, CorruptCheckpointError, "qkv_proj.weight has shape"),
+        ("phi4-mini", {"rope_scaling": LONGROPE | {"long_factor": [2.0] * 11}}, CorruptCheckpointError, "11 long"),
+        ("phi4-mini", {"rope_scaling": LONGROPE | {"short_factor": 1.0}}, CorruptCheckpointError, "short_factor must"),
+        ("phi4-mini", {"rope_scaling": LONGROPE | {"long_mscale": 1.2}}, UnsupportedCheckpointError, "long_mscale"),
+        ("qwen3", {"attention_bias": True}, UnsupportedCheckpointError, "attention_bias is True"),
+        ("qwen3", {"head_dim": 16}, CorruptCheckpointError, "has shape"),
+        ("qwen3", {"architectures": ["LlamaForCausalLM"]}, UnsupportedCheckpointError, "norm.weight has no place"),
+        ("qwen3-moe", {"num_experts": 17}, CorruptCheckpointError, "tensors are missing"),
+        ("qwen3-moe", {"num_experts": 15}, UnsupportedCheckpointError, "has no place"),
+        ("qwen3-moe", {"num_experts_per_tok": 17}, CorruptCheckpointError, "experts per token is 17, must be 1 to 16"),
+        ("qwen3-moe", {"norm_topk_prob": 1}, CorruptCheckpointError, "norm_topk_prob is 1"),
+        ("qwen3-moe", {"decoder_sparse_step": 0}, CorruptCheckpointError, "decoder_sparse_step is 0"),
+        ("qwen3-moe", {"mlp_only_layers": [2]}, CorruptCheckpointError, r"mlp_only_layers is \[2\]"),
+        ("qwen3-moe", {"shared_expert_intermediate_size": 8}, UnsupportedCheckpointError, "shared experts"),
+    ],
+)
+def test_what_a_family_does_not_have_is_named(
+    tmp_path: Path, variant: str, changes: dict[str, Any], error: type[CheckpointError], message: str
+) -> None:
+    config, settings = VARIANTS[variant]
+    write_hugging_face(tmp_path, config, random_weights(config), **(settings | changes))
+    with pytest.raises(error, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_parts_of_a_fused_tensor_are_views_of_its_rows(tmp_path: Path) -> None:
+    config, settings = VARIANTS["phi4"]
+    weights = random_weights(config)
+    write_hugging_face(tmp_path, config, weights, "BF16", **settings)
+    checkpoint = open_checkpoint(tmp_path)
+    stored = {spec.name: (spec, tensor) for spec, tensor in checkpoint.tensors()}
+    for name in ("attention.query", "attention.key", "attention.value", "ffn.gate", "ffn.up"):
+        spec, tensor = stored[f"layers.1.{name}"]
+        assert tensor.data.tobytes() == encode(weights[spec.name], "BF16")[0]
+        assert tensor.data.base is not None
+        assert checkpoint.tensor(spec).data.ctypes.data == tensor.data.ctypes.data
+    query, key = stored["layers.0.attention.query"][1], stored["layers.0.attention.key"][1]
+    assert key.data.ctypes.data == query.data.ctypes.data + query.nbytes
+
+
+def test_early_names_of_longrope_are_read(tmp_path: Path) -> None:
+    config, settings = VARIANTS["phi4-mini"]
+    for name in ("su", "yarn"):
+        rope = {"type": name, "short_factor": LONG_ROPE.short, "long_factor": LONG_ROPE.long}
+        write_hugging_face(tmp_path, config, random_weights(config), **(settings | {"rope_scaling": rope}))
+        assert open_checkpoint(tmp_path).config == config

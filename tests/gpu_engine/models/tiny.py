@@ -1,4 +1,4 @@
-"""Tiny Llama checkpoints with random weights, written in both formats by the formats' own writers."""
+"""Tiny checkpoints with random weights: any family as a Hugging Face folder, Llama as GGUF too by its own writer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from services.gpu_engine.models.config import ModelConfig
-from services.gpu_engine.models.family import tensors_of
-from services.gpu_engine.models.llama import llama
+from services.gpu_engine.models.checkpoint import FAMILIES
+from services.gpu_engine.models.config import LongRopeScaling, ModelConfig
+from services.gpu_engine.models.family import TensorSpec, tensors_of
+from services.gpu_engine.models.hugging_face_config import ARCHITECTURES
 from services.gpu_engine.models.tokenizer import byte_alphabet
 
 Weights = dict[str, NDArray[np.float32]]
@@ -53,7 +54,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     """Weights by canonical name, rotary pairs half a head apart."""
     rng = np.random.default_rng(seed)
     weights = {}
-    for spec in tensors_of(llama(config)):
+    for spec in tensors_of(FAMILIES[config.architecture](config)):
         if len(spec.shape) == 1:
             weights[spec.name] = rng.uniform(0.5, 1.5, spec.shape).astype(np.float32)
         else:
@@ -103,7 +104,7 @@ def write_gguf(
         writer.add_eos_token_id(1)
         writer.add_chat_template("{{ messages[0].content }}")
     stored = {}
-    for spec in tensors_of(llama(config)):
+    for spec in tensors_of(FAMILIES[config.architecture](config)):
         values = weights[spec.name]
         if spec.rotary_heads:  # the order in which convert_hf_to_gguf.py leaves q and k
             rows, columns = values.shape
@@ -127,8 +128,9 @@ def write_gguf(
 
 
 def hugging_face_config(config: ModelConfig, **changes: Any) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
+    values = {
+        "architectures": [name for name, family in ARCHITECTURES.items() if family == config.architecture],
+        "model_type": config.architecture,
         "hidden_act": "silu",
         "hidden_size": config.hidden,
         "intermediate_size": config.ffn,
@@ -142,7 +144,22 @@ def hugging_face_config(config: ModelConfig, **changes: Any) -> dict[str, Any]:
         "tie_word_embeddings": config.tied_embeddings,
         "vocab_size": config.vocabulary,
         "eos_token_id": list(config.eos_ids),
-    } | changes
+        "pad_token_id": None,  # transformers has defaults beyond this vocabulary
+    }
+    if config.partial_rotary != 1:
+        values["partial_rotary_factor"] = config.partial_rotary
+    if isinstance(scaling := config.rope_scaling, LongRopeScaling):
+        values["original_max_position_embeddings"] = scaling.original_context
+        values["rope_scaling"] = {"type": "longrope", "short_factor": scaling.short, "long_factor": scaling.long}
+    if mixture := config.mixture:
+        values |= {
+            "num_experts": mixture.experts,
+            "num_experts_per_tok": mixture.per_token,
+            "moe_intermediate_size": mixture.ffn,
+            "norm_topk_prob": mixture.normalized,
+            "mlp_only_layers": list(mixture.dense_layers),
+        }
+    return values | changes
 
 
 def write_hugging_face(
@@ -175,9 +192,16 @@ def write_hugging_face(
         json.dumps({"bos_token": SPECIAL[0], "eos_token": {"content": SPECIAL[1]}, "chat_template": "{{ messages }}"})
     )
     stored, files = {}, [dict[str, tuple[str, tuple[int, ...], bytes]]() for _ in range(shards)]
-    for index, spec in enumerate(tensors_of(llama(config))):
-        data, stored[spec.name] = encode(weights[spec.name], dtype)
-        files[index % shards][spec.hugging_face] = (dtype, spec.shape, data)
+    fused = dict[str, list[TensorSpec]]()
+    for spec in tensors_of(FAMILIES[config.architecture](config)):
+        fused.setdefault(spec.hugging_face, []).append(spec)
+    for index, (name, specs) in enumerate(fused.items()):
+        assert [spec.first_row for spec in specs] == [sum(s.shape[0] for s in specs[:i]) for i in range(len(specs))]
+        data = b""
+        for spec in specs:
+            encoded, stored[spec.name] = encode(weights[spec.name], dtype)
+            data += encoded
+        files[index % shards][name] = (dtype, specs[0].stored_shape, data)
     names = [f"model-{index + 1:05}-of-{shards:05}.safetensors" for index in range(shards)]
     if shards == 1:
         names = ["model.safetensors"]
