@@ -1,4 +1,4 @@
-"""The cuda engine at the ring, Llama-3-8B geometry, random bf16 weights: ``python -m bench.cuda_engine``.
+"""The cuda engine at the ring, random bf16 weights: ``python -m bench.cuda_engine [--models NAME ...]``.
 
 Decode: requests of 128 prompt tokens and 128 generated ones, all submitted at once; the median time between tokens of
 the last one while all run. Prefill and time to first token: from the doorbell to the first token, seen by a process
@@ -13,8 +13,9 @@ import time
 
 import numpy as np
 
-from bench.gpu_kernels import LLAMA_3_8B, RandomWeights
+from bench.families import MODELS, RandomWeights, parser_of
 from services.gpu_engine.engine import EngineLimits
+from services.gpu_engine.models.config import ModelConfig
 from tests.gpu.model_serving import Client, serving_model
 
 PROMPT, GENERATED = 128, 128
@@ -32,7 +33,8 @@ REPEATS = 5
 
 
 def prompt(tokens: int) -> list[int]:
-    ids: list[int] = np.random.default_rng().integers(0, LLAMA_3_8B.vocabulary, tokens).tolist()
+    smallest = min(config.vocabulary for config in MODELS.values())
+    ids: list[int] = np.random.default_rng().integers(0, smallest, tokens).tolist()
     return ids
 
 
@@ -66,8 +68,8 @@ def first_token_ms(client: Client, tokens: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def main() -> None:
-    weights = RandomWeights(LLAMA_3_8B)
+def measure(config: ModelConfig) -> None:
+    weights = RandomWeights(config)
     began = time.perf_counter()
     with serving_model(weights, LIMITS) as client:
         print(f"start to READY                    {time.perf_counter() - began:8.2f} s", flush=True)
@@ -79,6 +81,12 @@ def main() -> None:
             print(
                 f"decode step, batch {batch:3}            " + " ".join(f"{ms:8.2f}" for ms in times) + " ms", flush=True
             )
+
+
+def main() -> None:
+    for name in parser_of(__doc__).parse_args().models:
+        print(f"\n{name}", flush=True)
+        measure(MODELS[name])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Each kernel of a step at Llama-3-8B geometry, against what the card can do: ``python -m bench.gpu_kernels``.
+"""Each kernel of a step, against what the card can do: ``python -m bench.gpu_kernels [--models NAME ...]``.
 
 Random weights, bf16. Decode at batch 1, 32, 128 and 256 over 192 tokens of context (128 of prompt, half of 128
 generated), and the prefill of 2,048 tokens. A kernel is timed over all layers in one graph, so weights and pages come
@@ -8,7 +8,6 @@ nearer: bytes that must move over the bandwidth, or operations over the tensor c
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.families import MODELS, RandomWeights, parser_of
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.driver import Device, Stream, Timer
@@ -23,11 +23,8 @@ from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
-from services.gpu_engine.models.checkpoint import Progress
 from services.gpu_engine.models.config import ModelConfig
-from services.gpu_engine.models.family import Attention, FeedForward, Head, Layer, TensorSpec, tensors_of
-from services.gpu_engine.models.llama import llama
-from services.gpu_engine.models.tensors import StoredTensor, TensorType
+from services.gpu_engine.models.family import Attention, FeedForward, Head, TensorSpec
 
 BYTES_PER_SECOND = 4.4e12
 OPERATIONS_PER_SECOND = 790e12
@@ -41,41 +38,6 @@ SAMPLING: dict[str, dict[str, float]] = {
     "greedy with logprobs": {"temperature": 0.0, "logprobs": 1},
     "20 alternatives": {"temperature": 0.0, "top_logprobs": 20},
 }
-LLAMA_3_8B = ModelConfig(
-    architecture="llama",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn=14336,
-    vocabulary=128256,
-    context=8192,
-    norm_eps=1e-5,
-    rope_base=500000.0,
-    rope_scaling=None,
-    tied_embeddings=False,
-    eos_ids=(128001,),
-)
-
-
-class RandomWeights:
-    """Normal weights of a model, cut from one random pool."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.layers: tuple[Layer, ...] = llama(config)
-        self._rng = np.random.default_rng()
-        largest = max(int(np.prod(spec.shape)) for spec in tensors_of(self.layers))
-        tile = to_bfloat16(self._rng.standard_normal(1 << 24).astype(np.float32) * np.float32(0.02))
-        self._pool = np.tile(tile, largest // tile.size + 2)
-
-    def tensors(self, progress: Progress | None = None) -> Iterator[tuple[TensorSpec, StoredTensor]]:
-        for spec in tensors_of(self.layers):
-            rows, columns = (1, *spec.shape)[-2:]
-            start = int(self._rng.integers(0, 1 << 24))
-            data = self._pool[start : start + rows * columns].reshape(rows, columns).view(np.uint8)
-            yield spec, StoredTensor(spec.shape, TensorType.BF16, data)
 
 
 @dataclass(frozen=True)
@@ -101,12 +63,13 @@ Timed = tuple[str, int, Callable[[], None], Cost]
 
 
 class Bench:
-    """A random Llama-3-8B and the timing of its parts."""
+    """A random model and the timing of its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
         self.device, self.stream = Device(), Stream()
-        self.geometry = Geometry(LLAMA_3_8B)
-        source = RandomWeights(LLAMA_3_8B)
+        self.geometry = Geometry(config)
+        source = RandomWeights(config)
         self.layers = source.layers
         self.weights = DeviceWeights(source)
         limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE)
@@ -139,7 +102,7 @@ class Bench:
         counts = [count for _, count in rows]
         self.arrays.upload(
             HostStep(
-                token_ids=rng.integers(0, LLAMA_3_8B.vocabulary, sum(counts)).astype(np.int32),
+                token_ids=rng.integers(0, self.config.vocabulary, sum(counts)).astype(np.int32),
                 positions=np.concatenate([np.arange(a, a + n) for a, n in rows]).astype(np.int32),
                 row_start=np.cumsum([0, *counts]).astype(np.int32),
                 kv_length=np.array([a + n for a, n in rows], np.int32),
@@ -166,7 +129,7 @@ class Bench:
 
     def kernels(self, rows: Sequence[tuple[int, int]]) -> Iterator[Timed]:
         """(name, launches, all of them, cost of one) for each kernel of the step."""
-        config, stream, executor = LLAMA_3_8B, self.stream, self.executor
+        config, stream, executor = self.config, self.stream, self.executor
         buffers, kernels, weights = executor.activations, executor.kernels, self.weights
         attention = [layer for layer in self.layers if isinstance(layer, Attention)]
         feed_forward = [layer for layer in self.layers if isinstance(layer, FeedForward)]
@@ -199,7 +162,7 @@ class Bench:
         yield (
             "add_rms_norm",
             *each(
-                64,
+                len(norms),
                 lambda i: kernels.rms_norm(stream, tokens, residual=residual, delta=delta, weight=norms[i], out=normed),
             ),
             Cost(12 * tokens * hidden + 2 * hidden),
@@ -207,7 +170,7 @@ class Bench:
         yield product("qkv product", normed, qkv, [layer.query for layer in attention], width, hidden)
         yield (
             "rotary + KV write",
-            *each(32, lambda i: kernels.rotary(stream, tokens, qkv, pages[i], executor.turns.pointer)),
+            *each(len(attention), lambda i: executor.rotary(stream, attention[i], tokens)),
             Cost(4 * tokens * width),
         )
 
@@ -226,7 +189,7 @@ class Bench:
         yield product("gate-up product", normed, gate_up, [layer.gate for layer in feed_forward], 2 * ffn, hidden)
         yield (
             "swiglu",
-            *each(32, lambda i: kernels.swiglu(stream, tokens, gate_up, activated)),
+            *each(len(feed_forward), lambda _: kernels.swiglu(stream, tokens, gate_up, activated)),
             Cost(6 * tokens * ffn),
         )
         yield product("down product", activated, delta, [layer.down for layer in feed_forward], hidden, ffn)
@@ -258,7 +221,7 @@ class Bench:
         """Time sampling alone, with the parameters that change how much of the vocabulary it reads."""
         rng = np.random.default_rng()
         logits = self.executor.activations.logits
-        logits.upload((rng.standard_normal((rows, LLAMA_3_8B.vocabulary)) * 3).astype(np.float32))
+        logits.upload((rng.standard_normal((rows, self.config.vocabulary)) * 3).astype(np.float32))
         self.arrays.counts.upload(np.array([rows, rows, rows], np.uint32))
         times = []
         for parameters in SAMPLING.values():
@@ -294,19 +257,21 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 128, 256])
     parser.add_argument("--prefill", type=int, nargs="*", default=[2048])
     arguments = parser.parse_args()
-    bench = Bench()
-    print(bench.device.name, bench.device.arch)
-    for batch in arguments.batches:
-        bench.report(f"decode, batch {batch}, context {CONTEXT}", [(CONTEXT - 1, 1)] * batch)
-    print()
-    for batch in arguments.batches:
-        bench.sampling(batch)
-    for tokens in arguments.prefill:
-        bench.report(f"prefill of {tokens} tokens", [(0, tokens)])
+    for name in arguments.models:
+        bench = Bench(MODELS[name])
+        print(f"\n{name} on {bench.device.name} {bench.device.arch}")
+        for batch in arguments.batches:
+            bench.report(f"decode, batch {batch}, context {CONTEXT}", [(CONTEXT - 1, 1)] * batch)
+        print()
+        for batch in arguments.batches:
+            bench.sampling(batch)
+        for tokens in arguments.prefill:
+            bench.report(f"prefill of {tokens} tokens", [(0, tokens)])
+        del bench  # its device memory
 
 
 if __name__ == "__main__":

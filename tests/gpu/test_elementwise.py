@@ -104,7 +104,17 @@ def test_a_norm_has_the_same_bits_alone_and_in_a_batch(
 
 
 @pytest.mark.parametrize("rows", [*ROWS, [(15, 1), (16, 1), (0, 17)], [(131071, 1)]])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (9, 3, 64), (8, 2, 128), (8, 1, 128)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "partial", "normed"),
+    [
+        (4, 4, 64, 1.0, False),
+        (9, 3, 64, 1.0, True),
+        (8, 2, 128, 1.0, False),
+        (8, 1, 128, 1.0, True),
+        (40, 10, 128, 0.75, False),
+        (10, 2, 64, 0.25, True),
+    ],
+)
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_rotary_turns_queries_and_writes_keys_and_values_into_their_pages(
     device: Device,
@@ -115,24 +125,34 @@ def test_rotary_turns_queries_and_writes_keys_and_values_into_their_pages(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    partial: float,
+    normed: bool,
     page_size: int,
 ) -> None:
-    bench = KernelBench(
-        device, compiler, rng, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size
-    )
+    """The models' norms of each head's query and key come first; what is beyond the rotated dimensions stays."""
+    geometry = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "partial_rotary": partial}
+    bench = KernelBench(device, compiler, rng, rows, page_size=page_size, **geometry)
     model, step = bench.config, bench.step
+    norms = [bench.random(head_dim) for _ in range(2)]
     turns = Buffer.of(rotary_table(model, int(step.positions.max()) + 1))
     width = bench.geometry.qkv_width
     qkv, values = bench.random(bench.tokens, width)
     pages = poisoned(bench.pages * bench.geometry.layer_page_bytes)
     bench.kernels.plan_attention(stream)
-    bench.kernels.rotary(stream, bench.tokens + 5, qkv.pointer, pages.pointer, turns.pointer)
+    weights = (norms[0][0].pointer, norms[1][0].pointer) if normed else (0, 0)
+    bench.kernels.rotary(stream, bench.tokens + 5, qkv.pointer, pages.pointer, turns.pointer, norms=weights)
 
     split = values.reshape(bench.tokens, heads + 2 * kv_heads, head_dim)
+    x = split.copy()
+    if normed:
+        x /= np.sqrt((x**2).mean(-1, keepdims=True) + model.norm_eps)
+        x[:, :heads] *= norms[0][1]
+        x[:, heads:] *= norms[1][1]
     angles = step.positions[:, None, None] * rotary_frequencies(model)[0]
-    low, high = split[..., : head_dim // 2], split[..., head_dim // 2 :]
+    half = model.rotary_dim // 2
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = np.concatenate(
-        [low * np.cos(angles) - high * np.sin(angles), high * np.cos(angles) + low * np.sin(angles)], axis=-1
+        [low * np.cos(angles) - high * np.sin(angles), high * np.cos(angles) + low * np.sin(angles), rest], axis=-1
     )
     found = bfloat16_of(qkv, bench.tokens, heads + 2 * kv_heads, head_dim)
     assert relative_error(found[:, :heads], turned[:, :heads]) < BF16_ERROR

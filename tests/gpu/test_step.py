@@ -1,4 +1,4 @@
-"""Whole steps of small random Llamas against transformers on the same weights."""
+"""Whole steps of small random models of every family against transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -64,6 +64,45 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         },
     },
+    "phi4, group of 5": {
+        "family": "Phi3",
+        "hidden_size": 640,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+    },
+    "phi4-mini, three quarters rotated, longrope": {
+        "family": "Phi3",
+        "hidden_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0] * 48,
+            "long_factor": [1.0 + 0.2 * pair for pair in range(48)],
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "qwen3, group of 8": {
+        "family": "Qwen3",
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+    },
+    "qwen3 of head size 64": {
+        "family": "Qwen3",
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -84,15 +123,18 @@ def model(
     request: pytest.FixtureRequest, device: Device, compiler: Compiler, tmp_path_factory: pytest.TempPathFactory
 ) -> Model:
     name, spread = request.param
-    config = transformers.LlamaConfig(
+    geometry = dict(GEOMETRIES[name])
+    family = geometry.pop("family", "Llama")
+    made_of = getattr(transformers, f"{family}ForCausalLM")
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=1000,
         num_hidden_layers=4,
         intermediate_size=1088,
         max_position_embeddings=PAGE_SIZE * PAGES_PER_SEQUENCE,
         initializer_range=spread,
-        **GEOMETRIES[name],
+        **geometry,
     )
-    made = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    made = made_of(config).to(torch.bfloat16)
     for parameter_name, parameter in made.named_parameters():
         if "norm" in parameter_name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -100,10 +142,7 @@ def model(
     made.save_pretrained(folder)
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
     # Loaded, not cast: a cast to bf16 would round the rotary frequencies too, by a radian over a few hundred tokens.
-    exact, rounded = (
-        transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        for dtype in (torch.float32, torch.bfloat16)
-    )
+    exact, rounded = (made_of.from_pretrained(folder, dtype=dtype).eval() for dtype in (torch.float32, torch.bfloat16))
     return Model(exact, rounded, *load(device, compiler, folder), config.vocab_size, spread)
 
 

@@ -119,11 +119,18 @@ class StepExecutor:
         pages = self.layer_pages(layer.index)
         normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
         self.blas.matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
-        self.kernels.rotary(stream, tokens, qkv, pages, self.turns.pointer)
+        self.rotary(stream, layer, tokens)
         self.kernels.attention(stream, layer.index, qkv, pages, attended)
         output = self._weights.address(layer.output)
         self.blas.matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
         return out
+
+    def rotary(self, stream: Stream, layer: Attention, tokens: int) -> None:
+        """Launch the norms of heads, the rotation and the write of keys and values."""
+        norms = (layer.query_norm, layer.key_norm)
+        query_norm, key_norm = (self._weights.address(norm) if norm else 0 for norm in norms)
+        qkv, pages = self.activations.qkv.pointer, self.layer_pages(layer.index)
+        self.kernels.rotary(stream, tokens, qkv, pages, self.turns.pointer, norms=(query_norm, key_norm))
 
     def _feed_forward(self, stream: Stream, layer: FeedForward, tokens: int, delta: int | None) -> int:
         config, buffers = self._geometry.config, self.activations
@@ -162,7 +169,7 @@ class StepExecutor:
 
 
 def rotary_table(config: ModelConfig, positions: int) -> NDArray[np.float32]:
-    """(cos, sin) of each position's angles, float32 [positions, head_dim / 2, 2], computed in float64."""
-    frequencies, factor = rotary_frequencies(config)
+    """(cos, sin) of each position's angles, float32 [positions, rotary_dim / 2, 2], computed in float64."""
+    frequencies, factor = rotary_frequencies(config, positions)
     angles = np.arange(positions)[:, None] * frequencies
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32) * np.float32(factor)

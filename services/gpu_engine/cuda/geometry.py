@@ -30,8 +30,8 @@ class Geometry:
         config = self.config
         group = config.heads // config.kv_heads
         checks = (
-            ("architecture", config.architecture, config.architecture in ("llama", "phi3"), "llama and phi3"),
-            ("partial_rotary", config.partial_rotary, config.partial_rotary == 1, "1"),
+            ("architecture", config.architecture, config.mixture is None, "dense models"),
+            ("rotary_dim", config.rotary_dim, config.rotary_dim % 16 == 0, "a multiple of 16"),
             ("head_dim", config.head_dim, config.head_dim in HEAD_DIMS, f"one of {HEAD_DIMS}"),
             ("heads per KV head", group, 1 <= group <= MAX_GROUP, f"1 to {MAX_GROUP}"),
             ("hidden", config.hidden, config.hidden % 8 == 0, "a multiple of 8"),
@@ -69,5 +69,6 @@ class Geometry:
             "BLINK_HEADS": config.heads,
             "BLINK_KV_HEADS": config.kv_heads,
             "BLINK_HEAD_DIM": config.head_dim,
+            "BLINK_ROTARY_DIM": config.rotary_dim,
             "BLINK_PAGE_SIZE": self.page_size,
         }

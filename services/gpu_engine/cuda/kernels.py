@@ -71,9 +71,14 @@ class Kernels:
         eps = c_float(self._geometry.config.norm_eps)
         self._final_norm.launch(stream, (samples, 1, 1), 256, (*arguments, eps))
 
-    def rotary(self, stream: Stream, tokens: int, qkv: int, layer_pages: int, table: int) -> None:
+    def rotary(
+        self, stream: Stream, tokens: int, qkv: int, layer_pages: int, table: int, *, norms: tuple[int, int] = (0, 0)
+    ) -> None:
+        """``norms`` are the weights of each head's query and key norm, 0 and 0 where the model has none."""
+        query_norm, key_norm = norms
         arguments = (self._step, pointer(qkv), pointer(layer_pages), pointer(table))
-        self._rotary.launch(stream, (tokens, 1, 1), 256, arguments)
+        tail = (pointer(query_norm), pointer(key_norm), c_float(self._geometry.config.norm_eps))
+        self._rotary.launch(stream, (tokens, 1, 1), 256, (*arguments, *tail))
 
     def attention(self, stream: Stream, layer: int, qkv: int, layer_pages: int, out: int) -> None:
         head_dim = self._geometry.config.head_dim

@@ -22,7 +22,7 @@ def rotary_frequencies(config: ModelConfig, context: int | None = None) -> tuple
 
     Args:
         context: longest sequence that is served; the model's own limit if None. LongRoPE's long factors are for
-            contexts beyond the original one (docs/decisions/0010-model-families.md).
+            contexts beyond the original one (docs/decisions/0012-model-families.md).
 
     Returns:
         frequencies [rotary_dim / 2] in radians per position, and the attention factor of YaRN and LongRoPE (1 for all

@@ -21,6 +21,9 @@ GEOMETRIES = {
     "SmolLM2-135M": Geometry(config(hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, vocabulary=49152)),
     "Llama-3-8B": Geometry(config(hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocabulary=128256)),
     "group of 8, page of 128": Geometry(config(hidden=5120, heads=64, kv_heads=8, head_dim=128), page_size=128),
+    "Phi-4 15B": Geometry(config(hidden=5120, heads=40, kv_heads=10, head_dim=128, ffn=17920, vocabulary=100352)),
+    "Qwen3-32B": Geometry(config(hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600, vocabulary=151936)),
+    "group of 5, three quarters rotated": Geometry(config(heads=10, kv_heads=2, head_dim=128, partial_rotary=0.75)),
     "group of 1, odd vocabulary": Geometry(config(heads=4, kv_heads=4, head_dim=64, vocabulary=32003)),
 }
 

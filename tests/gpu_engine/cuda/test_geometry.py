@@ -18,6 +18,7 @@ from tests.gpu_engine.models.tiny import tiny_config
         ({"head_dim": 64, "heads": 32, "kv_heads": 2}, 16, "heads per KV head is 16"),
         ({"head_dim": 64, "hidden": 100}, 16, "hidden is 100"),
         ({"head_dim": 64, "ffn": 12}, 16, "ffn is 12"),
+        ({"head_dim": 64, "partial_rotary": 0.375}, 16, "rotary_dim is 24"),
         ({"head_dim": 64}, 8, "page_size is 8"),
         ({"head_dim": 64}, 48, "page_size is 48"),
     ],

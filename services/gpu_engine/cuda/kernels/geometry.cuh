@@ -10,7 +10,8 @@ inline constexpr u32 kFfn = BLINK_FFN;
 inline constexpr u32 kHeads = BLINK_HEADS;
 inline constexpr u32 kKvHeads = BLINK_KV_HEADS;
 inline constexpr u32 kHeadDim = BLINK_HEAD_DIM;
-inline constexpr u32 kPageSize = BLINK_PAGE_SIZE;  // tokens of a KV page
+inline constexpr u32 kRotaryDim = BLINK_ROTARY_DIM;  // dimensions of a head that are rotated, from the first
+inline constexpr u32 kPageSize = BLINK_PAGE_SIZE;    // tokens of a KV page
 
 inline constexpr u32 kGroup = kHeads / kKvHeads;  // query heads that share one KV head
 inline constexpr u32 kQueryWidth = kHeads * kHeadDim;
