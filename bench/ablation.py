@@ -1,0 +1,196 @@
+"""GPU-resident against CPU-resident scheduling, host idle and host loaded: ``python -m bench.ablation``.
+
+The comparison of the paper's Figure 3. One engine, Llama-3-8B geometry with random bf16 weights, scheduled by the loop
+on the GPU and by the host-driven loop: same core, kernels, buckets, ring and requests. Both serve the same Poisson
+arrivals (a seed fixes them) and short requests one at a time, alone and beside memory-hostile neighbours on the host's
+other cores (bench/neighbours.py).
+
+Who runs where: the client, which is this process, has a core of its own; the thread of the host-driven loop has another
+one, or in "shared" the neighbours' cores; everything else of the engine's process shares the neighbours' cores. Cores
+whose hyperthreads would be the client's or the loop's stay empty.
+
+TTFT and TPOT are what the client sees in the ring. TPOT is a request's mean time from token to token, "pause" each time
+between two tokens of a request, "gap" from the end of a step's last kernel to the start of the next one's first by the
+GPU's timer while the load runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.ablation_engine import GENERATED, PROMPT, engine, model_of
+from bench.cpus import Cores, on_cpus, throttled_ms
+from bench.neighbours import KINDS, Neighbours, neighbours
+from bench.ring_load import Asked, LoadClient, Request, poisson
+from bench.step_times import gaps_us
+from services.gpu_engine.cuda.assemble import SchedulerPlace
+
+SHORT_PROMPT, SHORT_GENERATED = 50, 2
+
+
+@dataclass
+class Seen:
+    """One row of the table, times in seconds."""
+
+    name: str
+    alone: NDArray[np.float64]  # TTFT
+    first: NDArray[np.float64]  # TTFT under load
+    each: NDArray[np.float64]  # TPOT
+    pause: NDArray[np.float64]
+    tokens_per_second: float
+    steps: tuple[int, int]  # while the load ran
+    rates: list[float]
+    throttled_ms: float
+    gaps: NDArray[np.float64]  # µs
+
+    def p99(self) -> dict[str, float]:
+        return {
+            "TTFT alone": float(np.percentile(self.alone, 99)),
+            "TTFT": float(np.percentile(self.first, 99)),
+            "TPOT": float(np.percentile(self.each, 99)),
+        }
+
+
+def measure(name: str, client: LoadClient, load: Sequence[Request], short: Sequence[Request], seconds: float) -> Seen:
+    throttled = throttled_ms()
+    alone = client.one_at_a_time(short, seconds)
+    first = client.steps
+    began = time.perf_counter()
+    asked: list[Asked] = client.run(load)
+    span = time.perf_counter() - began
+    for request in (*alone, *asked):
+        if len(request.arrivals) not in (SHORT_GENERATED, GENERATED):
+            raise RuntimeError(f"a request got {len(request.arrivals)} tokens")
+    return Seen(
+        name,
+        alone=np.array([request.first for request in alone]),
+        first=np.array([request.first for request in asked]),
+        each=np.array([request.each for request in asked]),
+        pause=np.concatenate([np.diff(request.arrivals) for request in asked]),
+        tokens_per_second=GENERATED * len(asked) / span,
+        steps=(first + 1, client.steps),
+        rates=[],
+        throttled_ms=throttled_ms() - throttled,
+        gaps=np.zeros(0),
+    )
+
+
+def run(arguments: argparse.Namespace, cores: Cores) -> tuple[list[Seen], str]:
+    """All rows, and the GPU's name."""
+    model = model_of(arguments.tiny)
+    load = poisson(
+        arguments.rate, arguments.seconds, prompt=PROMPT, max_tokens=GENERATED, vocabulary=model.vocabulary, seed=1
+    )
+    short = poisson(
+        1.0, 2_000.0, prompt=(SHORT_PROMPT,) * 2, max_tokens=SHORT_GENERATED, vocabulary=model.vocabulary, seed=2
+    )
+    rows: list[Seen] = []
+    gpu = ""
+
+    def beside(running: Neighbours, name: str, client: LoadClient) -> Seen:
+        with running.measured() as rates:
+            seen = measure(name, client, load, short, arguments.alone)
+        seen.rates = rates
+        return seen
+
+    schedulers: tuple[SchedulerPlace, ...] = ("gpu", "host")
+    for scheduler in schedulers:
+        place = "GPU" if scheduler == "gpu" else "host"
+        mine: list[Seen] = []
+        with tempfile.TemporaryDirectory() as folder:
+            times = Path(folder) / "times.npy"
+            with engine(scheduler, arguments.tiny, cores, times) as served:
+                gpu, client = served.gpu, served.client
+                client.one_at_a_time(short, 0.3)
+                client.run(load[: len(load) // 8])  # the first steps of each bucket are slower
+                mine.append(measure(f"{place}, idle host", client, load, short, arguments.alone))
+                with neighbours(arguments.neighbours, cores.others) as running:
+                    mine.append(beside(running, f"{place}, neighbours", client))
+                    if scheduler == "host":
+                        served.share_cores(cores)
+                        mine.append(beside(running, f"{place}, neighbours on its core too", client))
+            steps = np.load(times)
+        for seen in mine:
+            seen.gaps = gaps_us(steps, *seen.steps)
+        rows += mine
+        print(f"measured: {place}", file=sys.stderr, flush=True)
+    return rows, gpu
+
+
+def report(rows: list[Seen], arguments: argparse.Namespace, cores: Cores, gpu: str) -> Iterator[str]:
+    yield f"{gpu}; {cpu_name()}, client on CPU {cores.client}, loop on {cores.loop}, {len(cores.others)} others; "
+    yield f"{arguments.neighbours} neighbours; {arguments.rate:g} requests/s of {PROMPT[0]} to {PROMPT[1]} prompt and "
+    yield f"{GENERATED} generated tokens for {arguments.seconds:g} s; commit {commit()}\n"
+    yield "| scheduled by | TTFT alone p50 / p99 ms | TTFT p50 / p99 ms | TPOT p50 / p99 ms |"
+    yield " pause p50 / p99 / max ms | gap p50 / p99 µs | tokens/s | requests |"
+    yield f" {' / '.join(KINDS)} GB/s | throttled ms |\n"
+    yield "|---" * 10 + "|\n"
+    for seen in rows:
+        cells = [
+            seen.name,
+            *(both(values * 1e3, 2) for values in (seen.alone, seen.first, seen.each)),
+            f"{both(seen.pause * 1e3, 2)} / {seen.pause.max() * 1e3:.1f}",
+            both(seen.gaps, 1),
+            f"{seen.tokens_per_second:,.0f}",
+            str(seen.first.size),
+            " / ".join(f"{rate:.0f}" for rate in seen.rates) or "none",
+            f"{seen.throttled_ms:.0f}",
+        ]
+        yield "| " + " | ".join(cells) + " |\n"
+    yield "\n| P99 relative to the idle host | TTFT alone | TTFT | TPOT | within 5% |\n|---|---|---|---|---|\n"
+    idle: Seen | None = None
+    for seen in rows:
+        if seen.name.endswith("idle host"):
+            idle = seen
+            continue
+        assert idle is not None
+        ratios = {name: value / idle.p99()[name] for name, value in seen.p99().items()}
+        verdict = "yes" if max(ratios["TTFT"], ratios["TPOT"]) <= 1.05 else "no"
+        yield f"| {seen.name} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios.values()) + f" | {verdict} |\n"
+
+
+def both(values: NDArray[np.float64], digits: int) -> str:
+    return " / ".join(f"{np.percentile(values, percent):.{digits}f}" for percent in (50, 99))
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return found.stdout.strip()
+    return "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--neighbours", type=int, default=3 * len(os.sched_getaffinity(0)), help="3 times the CPUs")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals, each row")
+    parser.add_argument("--alone", type=float, default=3.0, help="seconds of requests one at a time, each row")
+    parser.add_argument("--rate", type=float, default=60.0, help="requests a second")
+    parser.add_argument("--tiny", action="store_true", help="a small model, to try the script itself")
+    arguments, cores = parser.parse_args(), Cores.of_this_machine()
+    with on_cpus({cores.client}):
+        rows, gpu = run(arguments, cores)
+    print("".join(report(rows, arguments, cores, gpu)))
+
+
+if __name__ == "__main__":
+    main()
