@@ -1,13 +1,13 @@
 """GPU-resident against CPU-resident scheduling, host idle and host loaded: ``python -m bench.ablation``.
 
-The comparison of the paper's Figure 3. One engine, Llama-3-8B geometry with random bf16 weights, scheduled by the loop
-on the GPU and by the host-driven loop: same core, kernels, buckets, ring and requests. Both serve the same Poisson
-arrivals (a seed fixes them) and short requests one at a time, alone and beside memory-hostile neighbours on the host's
-other cores (bench/neighbours.py).
+The comparison of the paper's Figure 3. One engine with random bf16 weights, by default of Llama-3-8B's geometry,
+scheduled by the loop on the GPU and by the host-driven loop: same core, kernels, buckets, ring and requests. Both serve
+the same Poisson arrivals (a seed fixes them) and short requests one at a time, alone and beside memory-hostile
+neighbours on the host's other cores (bench/neighbours.py).
 
 Who runs where: the client, which is this process, has a core of its own; the thread of the host-driven loop has another
-one, or in "shared" the neighbours' cores; everything else of the engine's process shares the neighbours' cores. Cores
-whose hyperthreads would be the client's or the loop's stay empty.
+one, in the last row the neighbours' cores; everything else of the engine's process shares the neighbours' cores. What
+would be the client's or the loop's core by another hyperthread stays empty.
 
 TTFT and TPOT are what the client sees in the ring. TPOT is a request's mean time from token to token, "pause" each time
 between two tokens of a request, "gap" from the end of a step's last kernel to the start of the next one's first by the
@@ -21,7 +21,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,14 +29,29 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.ablation_engine import GENERATED, PROMPT, engine, model_of
 from bench.cpus import Cores, on_cpus, throttled_ms
+from bench.engine_process import EngineSpec, engine_process
 from bench.neighbours import KINDS, Neighbours, neighbours
 from bench.ring_load import Asked, LoadClient, Request, poisson
 from bench.step_times import gaps_us
 from services.gpu_engine.cuda.assemble import SchedulerPlace
+from services.gpu_engine.engine import EngineLimits
+from services.ring.schema import RingGeometry, record_bytes
 
-SHORT_PROMPT, SHORT_GENERATED = 50, 2
+PROMPT, GENERATED, SHORT_PROMPT, SHORT_GENERATED = (64, 256), 64, 50, 2
+SLOTS = 256
+GEOMETRY = RingGeometry(
+    lanes=1, slots_per_lane=SLOTS, arena_bytes=SLOTS * record_bytes(PROMPT[1], GENERATED), log_entries=1 << 14
+)
+LIMITS = EngineLimits(
+    context=1024,
+    page_size=16,
+    kv_pages=8192,
+    max_running=256,
+    max_batched_tokens=2048,
+    max_waiting=1024,
+    lease_timeout_ms=600_000,
+)
 
 
 @dataclass
@@ -89,44 +103,47 @@ def measure(name: str, client: LoadClient, load: Sequence[Request], short: Seque
 
 def run(arguments: argparse.Namespace, cores: Cores) -> tuple[list[Seen], str]:
     """All rows, and the GPU's name."""
-    model = model_of(arguments.tiny)
-    load = poisson(
-        arguments.rate, arguments.seconds, prompt=PROMPT, max_tokens=GENERATED, vocabulary=model.vocabulary, seed=1
-    )
-    short = poisson(
-        1.0, 2_000.0, prompt=(SHORT_PROMPT,) * 2, max_tokens=SHORT_GENERATED, vocabulary=model.vocabulary, seed=2
-    )
     rows: list[Seen] = []
     gpu = ""
-
-    def beside(running: Neighbours, name: str, client: LoadClient) -> Seen:
-        with running.measured() as rates:
-            seen = measure(name, client, load, short, arguments.alone)
-        seen.rates = rates
-        return seen
-
     schedulers: tuple[SchedulerPlace, ...] = ("gpu", "host")
     for scheduler in schedulers:
-        place = "GPU" if scheduler == "gpu" else "host"
-        mine: list[Seen] = []
-        with tempfile.TemporaryDirectory() as folder:
-            times = Path(folder) / "times.npy"
-            with engine(scheduler, arguments.tiny, cores, times) as served:
-                gpu, client = served.gpu, served.client
-                client.one_at_a_time(short, 0.3)
-                client.run(load[: len(load) // 8])  # the first steps of each bucket are slower
-                mine.append(measure(f"{place}, idle host", client, load, short, arguments.alone))
-                with neighbours(arguments.neighbours, cores.others) as running:
-                    mine.append(beside(running, f"{place}, neighbours", client))
-                    if scheduler == "host":
-                        served.share_cores(cores)
-                        mine.append(beside(running, f"{place}, neighbours on its core too", client))
-            steps = np.load(times)
-        for seen in mine:
-            seen.gaps = gaps_us(steps, *seen.steps)
-        rows += mine
-        print(f"measured: {place}", file=sys.stderr, flush=True)
+        spec = EngineSpec(arguments.model, scheduler, GEOMETRY, LIMITS, cores.loop)
+        found, gpu = run_one(spec, arguments, cores)
+        rows += found
+        print(f"measured: {scheduler}", file=sys.stderr, flush=True)
     return rows, gpu
+
+
+def run_one(spec: EngineSpec, arguments: argparse.Namespace, cores: Cores) -> tuple[list[Seen], str]:
+    """The rows of one scheduler, and the GPU's name."""
+    load = poisson(
+        arguments.rate, arguments.seconds, prompt=PROMPT, max_tokens=GENERATED, vocabulary=vocabulary, seed=1
+    )
+    short = poisson(1.0, 2_000.0, prompt=sizes, max_tokens=SHORT_GENERATED, vocabulary=vocabulary, seed=2)
+    name = "GPU" if spec.scheduler == "gpu" else "host"
+    rows: list[Seen] = []
+    with engine_process(spec, cores.others) as engine:
+        client = LoadClient(engine.region, 1, prompt=PROMPT[1], max_tokens=GENERATED)
+
+        def beside(running: Neighbours, what: str) -> None:
+            with running.measured() as rates:
+                seen = measure(f"{name}, {what}", client, load, short, arguments.alone)
+            seen.rates = rates
+            rows.append(seen)
+
+        client.one_at_a_time(short, 0.3)
+        client.run(load[: len(load) // 8])  # the first steps of each bucket are slower
+        rows.append(measure(f"{name}, idle host", client, load, short, arguments.alone))
+        with neighbours(arguments.neighbours, cores.others) as running:
+            beside(running, "neighbours")
+            if spec.scheduler == "host":
+                engine.move_thread(cores.loop, cores.others)
+                beside(running, "neighbours on its core too")
+        engine.stop()
+        times = engine.times()
+    for seen in rows:
+        seen.gaps = gaps_us(times, *seen.steps)
+    return rows, engine.gpu
 
 
 def report(rows: list[Seen], arguments: argparse.Namespace, cores: Cores, gpu: str) -> Iterator[str]:
@@ -185,7 +202,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals, each row")
     parser.add_argument("--alone", type=float, default=3.0, help="seconds of requests one at a time, each row")
     parser.add_argument("--rate", type=float, default=60.0, help="requests a second")
-    parser.add_argument("--tiny", action="store_true", help="a small model, to try the script itself")
+    parser.add_argument("--model", default="llama3-8b", help="of bench/families.py; tiny to try the script itself")
     arguments, cores = parser.parse_args(), Cores.of_this_machine()
     with on_cpus({cores.client}):
         rows, gpu = run(arguments, cores)

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda engine's libraries are not installed: pip install 'blink[cuda]'")
 
 from services.gpu_engine.cuda.assemble import SchedulerPlace
+from services.gpu_engine.cuda.step_loop import CoreAudit
 from services.ring import _atomics, schema
 from services.ring.header import RingStatus, read_ring_info
 from services.ring.memory import MemoryTransport
@@ -106,6 +107,8 @@ def test_random_load_gives_every_request_its_tokens(
             load.check()
         assert engine.step.faults() == 0
         assert counters["kv_pages_free"] == counters["kv_pages_total"]
+        pages = settings.get("page_count", 64)
+        assert engine.loop.audit() == CoreAudit(0, pages, 8, held_arena_lines=0, promised_log_entries=0)
         assert counters["generated_tokens"] == sum(
             len(stream.tokens) for load in loads for stream in load.gateway.streams.values()
         )

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "services/gpu_engine/core/audit.hpp"
 #include "services/gpu_engine/core/host_scheduler.hpp"
 
 namespace nb = nanobind;
@@ -162,21 +163,6 @@ class Scheduler {
     return nb::cast(nb::ndarray<nb::numpy, u8>(host.arrays(), {host.bytes()}, capsule));
   }
 
-  u64 promised_log_entries() const {
-    u64 entries = 0;
-    for (u32 i = 0; i < host.state().ring.info.lanes; ++i) entries += host.state().lanes[i].promised;
-    return entries;
-  }
-
-  u64 held_arena_lines() const {
-    const State& state = host.state();
-    u64 lines = 0;
-    for (u64 i = 0; i < u64{state.ring.info.lanes} * state.bitmap_words; ++i) {
-      lines += static_cast<u64>(__builtin_popcountll(state.used_lines[i]));
-    }
-    return lines;
-  }
-
  private:
   RingArray ring_;  // keeps the memory alive
 
@@ -260,8 +246,9 @@ NB_MODULE(_core, module) {
                    })
       .def_prop_ro("free_pages", [](const Scheduler& s) { return s.host.state().free_page_count; })
       .def_prop_ro("free_lines", [](const Scheduler& s) { return s.host.state().free_line_count; })
-      .def_prop_ro("held_arena_lines", &Scheduler::held_arena_lines)
-      .def_prop_ro("promised_log_entries", &Scheduler::promised_log_entries)
+      .def_prop_ro("held_arena_lines", [](const Scheduler& s) { return audit(s.host.state()).held_arena_lines; })
+      .def_prop_ro("promised_log_entries",
+                   [](const Scheduler& s) { return audit(s.host.state()).promised_log_entries; })
       .def("page_owners", &Scheduler::page_owners)
       .def_prop_ro("memory", &Scheduler::memory)
       .def_prop_ro("call_ns", [](const Scheduler& s) { return s.host.call_ns(); });

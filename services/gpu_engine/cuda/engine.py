@@ -26,7 +26,7 @@ class CudaEngine(Engine):
     """
 
     def __init__(self, loop: StepLoop, transport: Transport, memory: object = None) -> None:
-        self._loop = loop
+        self.loop = loop
         self._memory = memory
         self._transport = transport
 
@@ -39,7 +39,7 @@ class CudaEngine(Engine):
     def start(self) -> None:
         """Launch the loop; returns when the ring says READY. Raises ControlLoopError."""
         with self._marking_failure():
-            self._loop.start(self._state, EngineState.READY)
+            self.loop.start(self._state, EngineState.READY)
 
     def wait(self) -> None:
         """Sleep until the loop has ended.
@@ -49,7 +49,7 @@ class CudaEngine(Engine):
                 itself, so the ring is marked FAILED from here.
         """
         with self._marking_failure():
-            self._loop.wait()
+            self.loop.wait()
 
     @contextmanager
     def _marking_failure(self) -> Iterator[None]:

@@ -82,6 +82,17 @@ class LoopConfig:
         }
 
 
+@dataclass(frozen=True)
+class CoreAudit:
+    """What the scheduling core holds on to (audit.hpp)."""
+
+    live_requests: int
+    free_pages: int
+    free_lines: int
+    held_arena_lines: int
+    promised_log_entries: int
+
+
 class StepLoop(ABC):
     """A control loop: everything that it needs, then the loop.
 
@@ -144,6 +155,10 @@ class StepLoop(ABC):
         Raises:
             ControlLoopError: it ended for another reason.
         """
+
+    @abstractmethod
+    def audit(self) -> CoreAudit:
+        """Only after the loop's end."""
 
     @property
     @abstractmethod

@@ -14,7 +14,7 @@ from services.gpu_engine.cuda.control_loop.build import build_control_loop
 from services.gpu_engine.cuda.graph_cache import default_buckets
 from services.gpu_engine.cuda.host_loop.loop import SOURCE as HOST_STEP
 
-ENTRIES = (b"control_loop", b"retire_step", b"lay_out_loop")
+ENTRIES = (b"control_loop", b"retire_step", b"lay_out_loop", b"audit_loop")
 
 
 @pytest.mark.parametrize(("threads", "trace"), [(256, False), (512, True)])

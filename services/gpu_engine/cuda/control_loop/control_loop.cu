@@ -5,6 +5,7 @@
 // gateways wait for is published right after the launch, because a release into mapped host memory waits for the bus.
 // The kernel is itself a node of a device-launchable graph, and launches that graph again (tail launch) before it has
 // used up the launches that CUDA allows one execution; all its state is then in device memory.
+#include "services/gpu_engine/core/audit.hpp"
 #include "services/gpu_engine/cuda/control_loop/block_context.cuh"
 #include "services/gpu_engine/cuda/control_loop/loop.cuh"
 
@@ -278,6 +279,9 @@ extern "C" __global__ void lay_out_loop(Loop* loop, LoopSettings settings, core:
                 address(state.history),
                 state.pages_per_sequence};
 }
+
+// What the core still holds; one thread, after the loop's end.
+extern "C" __global__ void audit_loop(const Loop* loop, core::Audit* audit) { *audit = core::audit(loop->state); }
 
 extern "C" __device__ const u32 loop_bytes = sizeof(Loop);
 extern "C" __device__ const u32 loop_threads = kThreads;

@@ -15,7 +15,7 @@ from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, chec
 from services.gpu_engine.cuda.errors import DriverError
 from services.gpu_engine.cuda.graph_cache import ExecutableGraph, GraphCache, Progress, Record, capture
 from services.gpu_engine.cuda.step_arrays import StepAddresses
-from services.gpu_engine.cuda.step_loop import MAX_EOS_TOKENS, LoopConfig, StepLoop, gpu_failed
+from services.gpu_engine.cuda.step_loop import MAX_EOS_TOKENS, CoreAudit, LoopConfig, StepLoop, gpu_failed
 from services.ring.schema import MAX_TOP_LOGPROBS
 
 _STAGES = ("retired", "absorbed", "planned", "launched", "published", "polled", "ended")
@@ -134,6 +134,12 @@ class ControlLoop(StepLoop):
     def executions(self) -> int:
         """How often the loop was launched; only after its end."""
         return self._word("loop_executions_offset")
+
+    def audit(self) -> CoreAudit:
+        words = Buffer(8 * len(fields(CoreAudit)))
+        arguments = (pointer(self._loop), pointer(words))
+        self._module.kernel("audit_loop").launch(self._stream, (1, 1, 1), 1, arguments)
+        return CoreAudit(*map(int, words.download(np.uint64, (len(fields(CoreAudit)),))))
 
     def trace(self) -> npt.NDArray[np.void]:
         """[TRACE_STEPS] of STEP_TRACE by step number; only after the loop's end, and when built with trace."""

@@ -29,7 +29,7 @@ from services.gpu_engine.cuda.errors import DriverError
 from services.gpu_engine.cuda.graph_cache import GraphCache, Progress, Record
 from services.gpu_engine.cuda.mapped_memory import MappedMemory
 from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
-from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop, gpu_failed
+from services.gpu_engine.cuda.step_loop import CoreAudit, LoopConfig, StepLoop, gpu_failed
 from services.ring import _atomics
 from services.ring.memory import Region, allocate_region
 from services.ring.schema import MAX_TOP_LOGPROBS, Command, EngineState
@@ -100,10 +100,10 @@ class HostLoop(StepLoop):
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="host-loop", daemon=True)
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """The core; to be looked at only after the loop's end."""
-        return self._scheduler
+    def audit(self) -> CoreAudit:
+        core = self._scheduler
+        live = core.running + core.waiting
+        return CoreAudit(live, core.free_pages, core.free_lines, core.held_arena_lines, core.promised_log_entries)
 
     def wait(self) -> None:
         """Sleep until the thread has ended. Raises ControlLoopError when it was not by STOP."""
