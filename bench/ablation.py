@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,10 +117,9 @@ def run(arguments: argparse.Namespace, cores: Cores) -> tuple[list[Seen], str]:
 
 def run_one(spec: EngineSpec, arguments: argparse.Namespace, cores: Cores) -> tuple[list[Seen], str]:
     """The rows of one scheduler, and the GPU's name."""
-    load = poisson(
-        arguments.rate, arguments.seconds, prompt=PROMPT, max_tokens=GENERATED, vocabulary=vocabulary, seed=1
-    )
-    short = poisson(1.0, 2_000.0, prompt=sizes, max_tokens=SHORT_GENERATED, vocabulary=vocabulary, seed=2)
+    ask = partial(poisson, vocabulary=spec.config.vocabulary)
+    load = ask(arguments.rate, arguments.seconds, prompt=PROMPT, max_tokens=GENERATED, seed=1)
+    short = ask(1.0, 2_000.0, prompt=(SHORT_PROMPT, SHORT_PROMPT), max_tokens=SHORT_GENERATED, seed=2)
     name = "GPU" if spec.scheduler == "gpu" else "host"
     rows: list[Seen] = []
     with engine_process(spec, cores.others) as engine:
