@@ -207,12 +207,23 @@ class Kernel:
         block: int,
         arguments: Sequence[Argument],
         shared_bytes: int = 0,
+        *,
+        overlapping: bool = False,
     ) -> None:
-        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type."""
+        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type.
+
+        Args:
+            overlapping: the kernel may begin before the one before it has ended, and waits for that itself
+                (kernels/dependent_launch.cuh).
+        """
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        result = cu.cuLaunchKernel(
-            self._function, *grid, block, 1, 1, shared_bytes, stream.handle, ctypes.addressof(pointers), 0
-        )
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, stream.handle
+        if overlapping:
+            config.attrs, config.numAttrs = [_overlap_attribute()], 1
+        result = cu.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0)
         check(f"launch of {self.name}", result)
 
     def allow_shared(self, shared_bytes: int) -> None:
@@ -247,6 +258,15 @@ class Module:
     def __del__(self) -> None:
         if hasattr(self, "_module"):
             cu.cuModuleUnload(self._module)
+
+
+def _overlap_attribute() -> Any:
+    value = cu.CUlaunchAttributeValue()
+    value.programmaticStreamSerializationAllowed = 1
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value = value
+    return attribute
 
 
 def pointer(buffer: Buffer | int, offset: int = 0) -> ctypes.c_uint64:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[cuda]")
 
-from services.gpu_engine.cuda import compiler
+from services.gpu_engine.cuda import compiler, skinny_gemm
 from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
 from services.gpu_engine.cuda.geometry import Geometry
@@ -51,8 +51,16 @@ def test_sampling_compiles_for_hopper(name: str) -> None:
     build(GEOMETRIES[name], ["sampling.cu"])
 
 
+@pytest.mark.parametrize("tokens", skinny_gemm.WIDTHS)
+def test_skinny_products_compile_for_hopper(tokens: int) -> None:
+    source = "skinny_gemm.cu"
+    cubin = Compiler("sm_90a").build([source], {"BLINK_SKINNY_TOKENS": tokens})
+    assert set(ENTRY.findall((KERNELS / source).read_text())) == set(skinny_gemm.KERNELS)
+    assert all(b".text." + entry.encode() + b"\0" in cubin for entry in skinny_gemm.KERNELS)
+
+
 def test_no_kernel_is_left_out() -> None:
-    assert {*SOURCES, "sampling.cu"} == {path.name for path in KERNELS.glob("*.cu")}
+    assert {*SOURCES, "sampling.cu", "skinny_gemm.cu"} == {path.name for path in KERNELS.glob("*.cu")}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89"])

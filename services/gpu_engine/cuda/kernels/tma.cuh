@@ -1,0 +1,77 @@
+// Barriers in shared memory and bulk tensor copies that complete on them (sm_90 and later).
+#pragma once
+
+#include "bf16.cuh"
+
+namespace blink {
+
+// A CUtensorMap, passed by value as a __grid_constant__ parameter; tensor_map.py encodes it.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+// An mbarrier: its phase ends when `arrivals` have come and the bytes expected in it have been copied.
+struct alignas(8) CopyBarrier {
+  u64 state;
+
+  __device__ void init(u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
+  }
+
+  __device__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+
+  // Arrives, and keeps the phase open until `bytes` more have been copied.
+  __device__ void arrive_expecting(u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+                 : "memory");
+  }
+
+  // Returns once the phase of this parity has ended; the parity before the first phase, 1, counts as ended.
+  __device__ void wait(u32 parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(shared_address(this)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+// Makes initialized barriers visible to the copy engine.
+__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Orders this thread's ordinary accesses to shared memory before later ones by copy engine and tensor cores.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          shared_address(target)),
+      "l"(&map), "r"(x), "r"(y), "r"(shared_address(&done))
+      : "memory");
+}
+
+// Brings a box into the L2 cache alone.
+__device__ inline void prefetch_box(const TensorMap& map, u32 x, u32 y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
+}
+
+__device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(target)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&done))
+      : "memory");
+}
+
+__device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z, u32 w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(target)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&done))
+      : "memory");
+}
+
+}  // namespace blink
