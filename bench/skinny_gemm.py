@@ -67,7 +67,7 @@ class Bench:
     """Random weights and activations, and the products over them."""
 
     def __init__(self) -> None:
-        self.device, self.stream = Device(), Stream()
+        self.device, self.stream = Device(), Stream(overlap=True)
         self.timer = Timer(self.stream)
         self.gemm = SkinnyGemm(self.device, Compiler(self.device.arch, default_cache()))
         self.blas = CublasLt()

@@ -46,6 +46,11 @@ def gemm(device: Device, compiler: Compiler) -> SkinnyGemm:
     return SkinnyGemm(device, compiler)
 
 
+@pytest.fixture(scope="module")
+def overlapping(device: Device) -> Stream:
+    return Stream(overlap=True)
+
+
 def random(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> tuple[Buffer, Floats]:
     """A bf16 buffer of normal values, and the values that it holds."""
     bits = to_bfloat16(rng.standard_normal(shape, np.float32) * np.float32(scale))
@@ -224,17 +229,17 @@ class Chain:
 
 @pytest.mark.parametrize("tokens", [1, 12, 32, 64])
 def test_overlapping_launches_give_the_bits_of_launches_one_at_a_time(
-    gemm: SkinnyGemm, stream: Stream, rng: np.random.Generator, tokens: int
+    gemm: SkinnyGemm, overlapping: Stream, rng: np.random.Generator, tokens: int
 ) -> None:
     """On a stream and in a graph, however early a successor begins and whatever it prefetches."""
     chain = Chain(gemm, rng, tokens)
-    alone = chain.run(lambda: chain.launch(stream, Overlap(), stream.synchronize))
+    alone = chain.run(lambda: chain.launch(overlapping, Overlap(), overlapping.synchronize))
     for overlap in OVERLAPS:
-        with stream.capture() as graphs:
-            chain.launch(stream, overlap)
+        with overlapping.capture() as graphs:
+            chain.launch(overlapping, overlap)
         for _ in range(20):
-            np.testing.assert_array_equal(chain.run(lambda: chain.launch(stream, overlap)), alone)  # noqa: B023
-            np.testing.assert_array_equal(chain.run(lambda: graphs[0].launch(stream)), alone)
+            np.testing.assert_array_equal(chain.run(lambda: chain.launch(overlapping, overlap)), alone)  # noqa: B023
+            np.testing.assert_array_equal(chain.run(lambda: graphs[0].launch(overlapping)), alone)
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 7, 100])

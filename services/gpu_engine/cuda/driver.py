@@ -139,9 +139,14 @@ class Graph:
 
 
 class Stream:
-    """A stream that does not synchronize with the legacy default stream."""
+    """A stream that does not synchronize with the legacy default stream.
 
-    def __init__(self) -> None:
+    Args:
+        overlap: kernels that wait for their predecessor themselves may begin before it has ended.
+    """
+
+    def __init__(self, *, overlap: bool = False) -> None:
+        self.overlap = overlap
         self.handle = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
 
     def synchronize(self) -> None:
@@ -193,12 +198,17 @@ class Timer:
 
 
 class Kernel:
-    """One entry point of a module, which stays loaded as long as the kernel is there."""
+    """One entry point of a module, which stays loaded as long as the kernel is there.
 
-    def __init__(self, module: Module, function: Any, name: str) -> None:
+    Args:
+        waits: it waits for the kernel before it itself (kernels/dependent_launch.cuh), so it may begin earlier.
+    """
+
+    def __init__(self, module: Module, function: Any, name: str, *, waits: bool = False) -> None:
         self._module = module
         self._function = function
         self.name = name
+        self._waits = waits
 
     def launch(
         self,
@@ -207,21 +217,14 @@ class Kernel:
         block: int,
         arguments: Sequence[Argument],
         shared_bytes: int = 0,
-        *,
-        overlapping: bool = False,
     ) -> None:
-        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type.
-
-        Args:
-            overlapping: the kernel may begin before the one before it has ended, and waits for that itself
-                (kernels/dependent_launch.cuh).
-        """
+        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type."""
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream.handle
-        if overlapping:
+        if self._waits and stream.overlap:
             config.attrs, config.numAttrs = [_overlap_attribute()], 1
         result = cu.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0)
         check(f"launch of {self.name}", result)
@@ -242,9 +245,10 @@ class Module:
     def __init__(self, cubin: bytes) -> None:
         self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin))
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str, *, waits: bool = False) -> Kernel:
+        """An entry point; for ``waits`` see Kernel."""
         function = check(f"lookup of {name}", cu.cuModuleGetFunction(self._module, name.encode()))
-        return Kernel(self, function, name)
+        return Kernel(self, function, name, waits=waits)
 
     def constant(self, name: str, dtype: DTypeLike = np.uint32) -> Any:
         """The value of a ``__device__`` scalar."""

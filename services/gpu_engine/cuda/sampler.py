@@ -22,7 +22,7 @@ class Sampler:
 
     def __init__(self, vocabulary: int, compiler: Compiler, step: StepAddresses, rows: int) -> None:
         module = Module(compiler.build(("sampling.cu",), {"BLINK_VOCABULARY": vocabulary}))
-        self._sample = module.kernel("sample")
+        self._sample = module.kernel("sample", waits=True)
         self.marks = Buffer(4 * rows * vocabulary, "scratch memory of penalties")
         self.marks.fill(0)
         self._memory = step.memory  # the launches hold addresses alone

@@ -101,7 +101,7 @@ class SkinnyGemm:
             module = Module(compiler.build(("skinny_gemm.cu",), {"BLINK_SKINNY_TOKENS": width}))
             self._shared[width] = int(module.constant("skinny_shared_bytes"))
             for name in KERNELS:
-                kernel = self._kernels[width, name] = module.kernel(name)
+                kernel = self._kernels[width, name] = module.kernel(name, waits=True)
                 kernel.allow_shared(self._shared[width])
         self._partial = Buffer(2 * self._blocks * 4 * TILE_ROWS * MOST_TOKENS, "unfinished sums of products")
         self._arrivals = Buffer(4 * MOST_TILES, "counters of unfinished tiles")
@@ -194,7 +194,7 @@ class SkinnyGemm:
         x = _matrix_map(product.x, product.tokens, product.depth, width)
         blocks = blocks_of(product.tiles * product.chunks, self._blocks)
         self._kernels[width, name].launch(
-            stream, (blocks, 1, 1), THREADS, (weight, x, problem, *results), self._shared[width], overlapping=True
+            stream, (blocks, 1, 1), THREADS, (weight, x, problem, *results), self._shared[width]
         )
 
 

@@ -3,6 +3,7 @@
 // A fixed grid of resident blocks; each begins with the item of its own number and takes further ones by ticket, tiles
 // first because they are long. attention_prefill.cuh and attention_decode.cuh hold the two kinds of work.
 #include "attention_prefill.cuh"
+#include "dependent_launch.cuh"
 
 namespace blink {
 
@@ -21,6 +22,8 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, kBlocksPerMultiprocess
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ DecodeSums sums;
   __shared__ u32 next[2];
+  let_successor_begin();
+  wait_for_predecessor();
   const u32 tiles = work.counts[0] * kKvHeads, items = tiles + work.counts[1] * kKvHeads;
   u32 turn = 0;
   for (u32 item = blockIdx.x; item < items; turn ^= 1) {

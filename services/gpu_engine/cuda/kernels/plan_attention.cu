@@ -4,6 +4,7 @@
 // of a row are listed from its end, where they see the most keys. Runs once a step; bound by latency (a few
 // microseconds).
 #include "attention_work.cuh"
+#include "dependent_launch.cuh"
 #include "step.cuh"
 
 namespace blink {
@@ -56,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(kPlanThreads)
   __shared__ WorkItem shared_item[kPlanThreads];
   __shared__ u32 shared_tile[kPlanThreads];  // tiles before the row
   __shared__ bool alone[kPlanThreads];
+  let_successor_begin();
+  wait_for_predecessor();
   const u32 rows = step.counts->rows;
   for (u32 i = threadIdx.x; i < layers; i += kPlanThreads) work.tickets[i] = 0;
 

@@ -9,6 +9,7 @@
 //   rms_norm       first layer: no delta yet
 //   add_rms_norm   between layers: writes r back
 //   final_norm     before the logits: gathers the last token of each sampled row, writes nothing back
+#include "dependent_launch.cuh"
 #include "geometry.cuh"
 #include "reduce.cuh"
 #include "step.cuh"
@@ -51,6 +52,8 @@ __device__ inline void normalize(float* residual, const bf16* delta, const bf16*
 
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     rms_norm(Step step, float* residual, const bf16* weight, bf16* out, float eps) {
+  let_successor_begin();
+  wait_for_predecessor();
   const u64 at = static_cast<u64>(blockIdx.x) * kHidden;
   if (blockIdx.x >= step.counts->tokens) return;
   normalize<false, false>(residual + at, nullptr, weight, out + at, eps);
@@ -58,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
 
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     add_rms_norm(Step step, float* residual, const bf16* delta, const bf16* weight, bf16* out, float eps) {
+  let_successor_begin();
+  wait_for_predecessor();
   const u64 at = static_cast<u64>(blockIdx.x) * kHidden;
   if (blockIdx.x >= step.counts->tokens) return;
   normalize<true, true>(residual + at, delta + at, weight, out + at, eps);
@@ -65,6 +70,8 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
 
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     final_norm(Step step, float* residual, const bf16* delta, const bf16* weight, bf16* out, float eps) {
+  let_successor_begin();
+  wait_for_predecessor();
   if (blockIdx.x >= step.counts->samples) return;
   const i32 row = step.sample_row[blockIdx.x];
   const u64 at = static_cast<u64>(step.row_start[row + 1] - 1) * kHidden;

@@ -8,6 +8,7 @@
 // weights are null. `table` [context, kHalf] holds (cos, sin), computed on the host in float64: a product position x
 // frequency in fp32 would be off by 1e-2 radians at 131,072 tokens. Bound by memory (78% of an H200's bandwidth at
 // 2,048 tokens), by launch latency at decode.
+#include "dependent_launch.cuh"
 #include "geometry.cuh"
 #include "step.cuh"
 
@@ -53,6 +54,8 @@ __device__ inline void turn(Sixteen& x, const float2* turns) {
 
 extern "C" __global__ void __launch_bounds__(256) rotary(Step step, bf16* qkv, bf16* layer_pages, const float2* table,
                                                          const bf16* query_norm, const bf16* key_norm, float eps) {
+  let_successor_begin();
+  wait_for_predecessor();
   const u32 token = blockIdx.x;
   if (token >= step.counts->tokens) return;
   bf16* fused = qkv + static_cast<u64>(token) * kQkvWidth;

@@ -7,6 +7,7 @@
 // One block of 1,024 threads a row. Logits stay as they are; penalties apply as they are read, through marks that the
 // block sets in scratch memory and clears again. Greedy reads the logits once, a plain race twice, top_k and top_p five
 // to eight times; they come from the L2 cache. Bound by one multiprocessor's bandwidth at small batches.
+#include "dependent_launch.cuh"
 #include "sampling_cut.cuh"
 #include "step.cuh"
 
@@ -179,6 +180,8 @@ extern "C" __global__ void __launch_bounds__(kSampleThreads)
     sample(Step step, const RowSampling* sampling, const u32* history, const float* logits, u32* marks,
            SampleResult result) {
   __shared__ CutShared shared;
+  let_successor_begin();
+  wait_for_predecessor();
   const u32 sample = blockIdx.x;
   if (sample >= step.counts->samples) return;
   const RowSampling& row = sampling[sample];

@@ -104,8 +104,7 @@ struct Residual {
   }
 };
 
-extern "C" __device__ const u32 skinny_shared_bytes = sizeof(SkinnyShared);
-extern "C" __device__ const u32 skinny_stages = kStages;
+extern "C" __device__ u32 skinny_shared_bytes = sizeof(SkinnyShared);
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     skinny_store(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, Problem problem,

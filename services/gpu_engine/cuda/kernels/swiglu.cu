@@ -2,12 +2,15 @@
 //
 // Eight elements a thread, grid (chunks of a row, tokens). Bound by memory: 6 bytes an output element; 82% of
 // an H200's bandwidth at 256 rows of 14,336.
+#include "dependent_launch.cuh"
 #include "geometry.cuh"
 #include "step.cuh"
 
 namespace blink {
 
 extern "C" __global__ void __launch_bounds__(256) swiglu(Step step, const bf16* gate_up, bf16* out) {
+  let_successor_begin();
+  wait_for_predecessor();
   const u32 token = blockIdx.y, i = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
   if (token >= step.counts->tokens || i >= kFfn) return;
   const bf16* row = gate_up + static_cast<u64>(token) * 2 * kFfn;
