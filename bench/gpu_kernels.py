@@ -65,9 +65,9 @@ Timed = tuple[str, int, Callable[[], None], Cost]
 class Bench:
     """A random model and the timing of its parts."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, skinny_tokens: int, overlap: bool) -> None:
         self.config = config
-        self.device, self.stream = Device(), Stream()
+        self.device, self.stream = Device(), Stream(overlap=overlap)
         self.geometry = Geometry(config)
         source = RandomWeights(config)
         self.layers = source.layers
@@ -85,6 +85,7 @@ class Bench:
             limits=limits,
             pages=self.pages,
             compiler=compiler,
+            skinny_tokens=skinny_tokens,
         )
         pages = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
         for offset in range(0, self.executor.cache.nbytes, pages.nbytes):
@@ -236,11 +237,13 @@ class Bench:
             + ", ".join(f"{name} {each * 1e6:.1f}" for name, each in zip(SAMPLING, times, strict=True))
         )
 
-    def report(self, name: str, rows: Sequence[tuple[int, int]]) -> None:
+    def report(self, name: str, rows: Sequence[tuple[int, int]], *, kernels: bool) -> None:
         self.step(rows)
         tokens, samples = sum(n for _, n in rows), len(rows)
         step = self.seconds(lambda: self.executor.launch(self.stream, tokens, samples))
-        print(f"\n{name}: step {step * 1e3:.3f} ms")
+        print(f"\n{name}: step {step * 1e3:.3f} ms", flush=True)
+        if not kernels:
+            return
         print(
             f"{'kernel':20} {'launches':>8} {'us':>8} {'MB':>9} {'TB/s':>6} {'TFLOP/s':>8}"
             f" {'of bound':>9} {'ms/step':>8}"
@@ -260,17 +263,21 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 128, 256])
     parser.add_argument("--prefill", type=int, nargs="*", default=[2048])
+    parser.add_argument("--skinny", type=int, default=0, help="steps of at most so many tokens take skinny products")
+    parser.add_argument("--overlap", action="store_true", help="launches overlap")
+    parser.add_argument("--steps", action="store_true", help="whole steps alone")
     arguments = parser.parse_args()
     for name in arguments.models:
-        bench = Bench(MODELS[name])
+        bench = Bench(MODELS[name], skinny_tokens=arguments.skinny, overlap=arguments.overlap)
         print(f"\n{name} on {bench.device.name} {bench.device.arch}")
         for batch in arguments.batches:
-            bench.report(f"decode, batch {batch}, context {CONTEXT}", [(CONTEXT - 1, 1)] * batch)
+            rows = [(CONTEXT - 1, 1)] * batch
+            bench.report(f"decode, batch {batch}, context {CONTEXT}", rows, kernels=not arguments.steps)
         print()
-        for batch in arguments.batches:
+        for batch in [] if arguments.steps else arguments.batches:
             bench.sampling(batch)
         for tokens in arguments.prefill:
-            bench.report(f"prefill of {tokens} tokens", [(0, tokens)])
+            bench.report(f"prefill of {tokens} tokens", [(0, tokens)], kernels=not arguments.steps)
         del bench  # its device memory
 
 

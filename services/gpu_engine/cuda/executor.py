@@ -7,6 +7,7 @@ the host or are captured once for each bucket of tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.sampler import Sampler
+from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm, square_bytes
+from services.gpu_engine.cuda.skinny_step import SkinnyStep, is_dense
 from services.gpu_engine.cuda.step_arrays import StepAddresses, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
@@ -64,6 +67,8 @@ class StepExecutor:
         step: where the steps lie, and their results go.
         limits: the largest step.
         pages: of the KV cache.
+        skinny_tokens: steps of at most so many tokens, up to 64, run as skinny_step.py has them; a model or a GPU that
+            can't runs them as larger ones.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class StepExecutor:
         limits: StepLimits,
         pages: int,
         compiler: Compiler,
+        skinny_tokens: int = 0,
     ) -> None:
         self.activations = Activations.allocate(geometry, limits)
         self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
@@ -88,6 +94,11 @@ class StepExecutor:
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self.blas = CublasLt()
+        self._skinny_tokens = skinny_tokens if device.arch == "sm_90a" and is_dense(layers) else 0
+        if self._skinny_tokens:
+            self.skinny = SkinnyGemm(device, compiler)
+            squares = Buffer(square_bytes(geometry.config.hidden), "sums of squares")
+            self._skinny_step = SkinnyStep(layers, geometry, weights, self.activations, self.skinny, squares)
 
     @property
     def vocabulary(self) -> int:
@@ -100,15 +111,19 @@ class StepExecutor:
     def launch(self, stream: Stream, tokens: int, samples: int) -> None:
         """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there."""
         self.kernels.plan_attention(stream)
+        skinny = tokens <= self._skinny_tokens
         delta: int | None = None  # what the last layer adds to the residual stream; the next norm adds it
-        for layer in self._layers:
+        for layer, following in pairwise((*self._layers, None)):
             match layer:
                 case Embedding():
                     table = self._weights.address(layer.weight)
                     self.kernels.embedding(stream, tokens, table, self.activations.residual.pointer)
-                case Attention():
+                    if skinny and isinstance(following, Attention):
+                        self._norm(stream, tokens, following.norm, None)
+                        self._skinny_step.launch(stream, tokens, self._attend)
+                case Attention() if not skinny:
                     delta = self._attention(stream, layer, tokens, delta)
-                case FeedForward():
+                case FeedForward() if not skinny:
                     delta = self._feed_forward(stream, layer, tokens, delta)
                 case Head():
                     self._head(stream, layer, samples)
@@ -116,14 +131,18 @@ class StepExecutor:
     def _attention(self, stream: Stream, layer: Attention, tokens: int, delta: int | None) -> int:
         config, buffers = self._geometry.config, self.activations
         qkv, attended, out = buffers.qkv.pointer, buffers.attended.pointer, buffers.delta.pointer
-        pages = self.layer_pages(layer.index)
         normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
         self.blas.matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
-        self.rotary(stream, layer, tokens)
-        self.kernels.attention(stream, layer.index, qkv, pages, attended)
+        self._attend(stream, layer, tokens)
         output = self._weights.address(layer.output)
         self.blas.matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
         return out
+
+    def _attend(self, stream: Stream, layer: Attention, tokens: int) -> None:
+        """Between the two products of an attention layer."""
+        qkv, pages = self.activations.qkv.pointer, self.layer_pages(layer.index)
+        self.rotary(stream, layer, tokens)
+        self.kernels.attention(stream, layer.index, qkv, pages, self.activations.attended.pointer)
 
     def rotary(self, stream: Stream, layer: Attention, tokens: int) -> None:
         """Launch the norms of heads, the rotation and the write of keys and values."""
@@ -159,7 +178,8 @@ class StepExecutor:
         """Launch the product of the normed rows and the head."""
         final, logits = self.activations.final.pointer, self.activations.logits.pointer
         weight, config = self._weights.address(layer.weight), self._geometry.config
-        self.blas.matmul(stream, final, weight, logits, m=samples, n=config.vocabulary, k=config.hidden, fp32_out=True)
+        matmul = self.skinny.matmul if samples <= self._skinny_tokens else self.blas.matmul
+        matmul(stream, final, weight, logits, m=samples, n=config.vocabulary, k=config.hidden, fp32_out=True)
 
     def _norm(self, stream: Stream, tokens: int, norm: TensorSpec, delta: int | None) -> int:
         buffers, weight = self.activations, self._weights.address(norm)

@@ -1,0 +1,132 @@
+"""Steps of few tokens, with and without overlapping launches, against transformers on the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS
+from tests.gpu.steps import POISON, relative_error
+from tests.gpu.test_step import GEOMETRIES, Model, Script, Sequences, load, poison, reference_logits
+
+torch = pytest.importorskip("torch", reason="compares with transformers")
+transformers = pytest.importorskip("transformers", reason="compares with transformers")
+
+ROWS = 6
+SCRIPT: Script = [
+    [17, 1, 0, 40],
+    [64, 0, 0, 0],
+    [1, 20, 3, 1],
+    [1, 1, 60, 1],
+    *[[1, 1, 1, 1]] * 8,
+    [1, 0, 0, 0],
+    [30, 1, 0, 33],
+]
+
+
+@pytest.fixture(scope="module", params=["grouped", "group of 3, tied", "head size 128"])
+def model(
+    request: pytest.FixtureRequest, device: Device, compiler: Compiler, tmp_path_factory: pytest.TempPathFactory
+) -> Model:
+    config = transformers.LlamaConfig(
+        vocab_size=1000,
+        num_hidden_layers=4,
+        intermediate_size=1088,
+        max_position_embeddings=640,
+        **GEOMETRIES[request.param],
+    )
+    made = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    for name, parameter in made.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    folder: Path = tmp_path_factory.mktemp("model")
+    made.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+    exact: Any = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    arrays, executor = load(device, compiler, folder, skinny_tokens=MOST_TOKENS)
+    return Model(exact, None, arrays, executor, config.vocab_size, 0.02)
+
+
+def logits_of(model: Model, stream: Stream, sequences: Sequences, counts: list[int]) -> NDArray[np.float32]:
+    """Logits of the rows of the script's next step, in the smallest bucket that holds it."""
+    step = sequences.step(counts)
+    poison(model.executor)
+    model.arrays.upload(step)
+    model.executor.launch(stream, step.tokens, ROWS)
+    stream.synchronize()
+    return model.executor.activations.logits.download(np.float32, (ROWS, model.vocabulary))[: step.sample_row.size]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_logits_of_small_steps_match_transformers(
+    model: Model, device: Device, rng: np.random.Generator, overlap: bool
+) -> None:
+    stream = Stream(overlap=overlap)
+    model.executor.cache.fill(POISON)
+    sequences = Sequences(rng, SCRIPT, model.vocabulary)
+    exact = reference_logits(model.exact, sequences)
+    errors = []
+    for counts in SCRIPT:
+        found = logits_of(model, stream, sequences, counts)
+        for logits, i in zip(found, (i for i, count in enumerate(counts) if count), strict=True):
+            errors.append(relative_error(logits, exact[i][sequences.computed[i] - 1]))
+    print(f"largest error {max(errors):.2e}")
+    assert max(errors) < 1e-2
+
+
+def test_overlapping_steps_in_graphs_repeat_the_bits_of_steps_one_kernel_at_a_time(
+    model: Model, device: Device, rng: np.random.Generator
+) -> None:
+    alone, overlapping = Stream(), Stream(overlap=True)
+    seed = int(rng.integers(1 << 32))
+
+    def run(graphs: bool) -> list[NDArray[np.float32]]:
+        model.executor.cache.fill(POISON)
+        sequences = Sequences(np.random.default_rng(seed), SCRIPT, model.vocabulary)
+        results = []
+        for counts in SCRIPT:
+            if not graphs:
+                results.append(logits_of(model, alone, sequences, counts))
+                continue
+            step = sequences.step(counts)
+            poison(model.executor)
+            model.arrays.upload(step)
+            with overlapping.capture() as captured:
+                model.executor.launch(overlapping, step.tokens, ROWS)
+            captured[0].launch(overlapping)
+            overlapping.synchronize()
+            logits = model.executor.activations.logits.download(np.float32, (ROWS, model.vocabulary))
+            results.append(logits[: step.sample_row.size])
+        return results
+
+    expected = run(graphs=False)
+    for _ in range(5):
+        for found, wanted in zip(run(graphs=True), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_row_has_the_same_logits_alone_and_in_every_bucket(
+    model: Model, device: Device, rng: np.random.Generator
+) -> None:
+    stream = Stream(overlap=True)
+    script: Script = [[9, 5, 30, 20], [1, 1, 1, 1]]
+    model.executor.cache.fill(POISON)
+    sequences = Sequences(rng, script, model.vocabulary)
+    logits_of(model, stream, sequences, script[0])
+    step = sequences.step(script[1])
+    results = []
+    for tokens in (4, 5, 8, 9, 16, 24, 32, 40, 64):
+        poison(model.executor)
+        model.arrays.upload(step)
+        model.executor.launch(stream, tokens, min(tokens, ROWS))
+        stream.synchronize()
+        results.append(model.executor.activations.logits.download(np.float32, (4, model.vocabulary)))
+    for found in results[1:]:
+        np.testing.assert_array_equal(found, results[0])
