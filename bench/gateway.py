@@ -31,6 +31,7 @@ from blink.v1 import bootstrap_pb2, bootstrap_pb2_grpc, inference_pb2, inference
 from rich.console import Console
 from rich.table import Table
 
+from services.ring.schema import ABI_VERSION, LAYOUT_HASH
 from tests.dpu_gateway.harness import model_card
 from tests.support.stand_in_engine import FINGERPRINT
 
@@ -57,6 +58,8 @@ class Granting(bootstrap_pb2_grpc.BootstrapServicer):
             shm=bootstrap_pb2.ShmDescriptor(path=str(self._ring)),
             model=model_card(),
             lease_timeout_ms=5000,
+            abi_version=ABI_VERSION,
+            layout_hash=LAYOUT_HASH,
         )
 
 

@@ -8,6 +8,7 @@ import time
 from services.bootstrap.card import model_card
 from services.bootstrap.engine import EngineBuilder, build_engine, require_engine
 from services.bootstrap.errors import BootstrapError
+from services.bootstrap.exports import VerbsExports
 from services.bootstrap.handshake import Handshake, Offer
 from services.bootstrap.lanes import LaneTable
 from services.bootstrap.parking import STOP_SIGNALS, park, wait_until, wake_parked
@@ -83,7 +84,8 @@ class Host:
         self._transport = MemoryTransport(ring.region)
         self._epoch = time.time_ns()
         self._handshake = Handshake()
-        self._server = HandshakeServer(settings.address, self._handshake)
+        self._exports = VerbsExports(settings, ring.region, info.geometry) if settings.transport == "verbs" else None
+        self._server = HandshakeServer(settings.address, self._handshake, settings.tls)
         self._engine = threading.Thread(target=self._run_engine, name="engine", daemon=True)
         self._ready = False
         self._failure: BaseException | None = None
@@ -104,6 +106,8 @@ class Host:
             raise BootstrapError(f"the engine's control loop ended: {self._failure!r}") from self._failure
         finally:
             self._server.stop()
+            if self._exports is not None:
+                self._exports.close()
 
     def _run_engine(self) -> None:
         """The engine's thread, from loading to the end of its control loop."""
@@ -130,7 +134,9 @@ class Host:
         promise = max(MIN_PROMISE_SECONDS, settings.lease_timeout_ms / 1000)
         lanes = LaneTable(settings.lanes, promise)
         self._handshake.publish(
-            Offer(self._epoch, self._ring.path, card, settings.lease_timeout_ms, lanes, self._lane_phases)
+            Offer(
+                self._epoch, self._ring.path, card, settings.lease_timeout_ms, lanes, self._lane_phases, self._exports
+            )
         )
         self._ready = True
         log.info(
@@ -138,6 +144,7 @@ class Host:
             model=card.name,
             engine=settings.engine,
             address=self._server.address,
+            transport=settings.transport,
             ring=str(self._ring.path),
             ring_bytes=self._info.geometry.ring_bytes,
             max_context_tokens=self._info.max_context_tokens,

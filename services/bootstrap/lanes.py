@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from services.bootstrap.errors import NoFreeLaneError
@@ -20,7 +20,7 @@ class LaneGrant:
 
 @dataclass
 class _Owner:
-    gateway_id: str
+    gateway: Hashable
     granted_at: float
 
 
@@ -43,30 +43,30 @@ class LaneTable:
         self._clock = clock
         self._next_epoch = time.time_ns() if first_epoch is None else first_epoch
 
-    def grant(self, gateway_id: str, phases: Sequence[int]) -> LaneGrant:
+    def grant(self, gateway: Hashable, phases: Sequence[int]) -> LaneGrant:
         """Pick a lane for a gateway.
 
         Args:
-            gateway_id: who asks.
+            gateway: who asks.
             phases: [lanes] of LanePhase, as the engine publishes them now.
 
         Raises:
             NoFreeLaneError: every lane is attached or promised to others.
         """
         now = self._clock()
-        lane = self._own_lane(gateway_id)
+        lane = self._own_lane(gateway)
         if lane is None:
             lane = self._free_lane(phases, now)
         if lane is None:
             raise NoFreeLaneError(f"all {len(self._owners)} lanes are leased; start bootstrap with more lanes")
-        self._owners[lane] = _Owner(gateway_id, now)
+        self._owners[lane] = _Owner(gateway, now)
         epoch = self._next_epoch
         self._next_epoch += 1
         return LaneGrant(lane, epoch)
 
-    def _own_lane(self, gateway_id: str) -> int | None:
+    def _own_lane(self, gateway: Hashable) -> int | None:
         for lane, owner in enumerate(self._owners):
-            if owner is not None and owner.gateway_id == gateway_id:
+            if owner is not None and owner.gateway == gateway:
                 return lane
         return None
 

@@ -13,21 +13,33 @@ import grpc
 from blink.v1 import bootstrap_pb2_grpc
 
 from services.bootstrap.errors import BootstrapError
+from services.common.logging import get_logger
+from services.common.tls import TlsError, TlsFiles, TlsMaterial
 
 UNIX_PREFIX = "unix:"
 MAX_UNIX_PATH = 107  # sockaddr_un.sun_path less its final zero
 STOP_SECONDS = 1.0
 
+log = get_logger()
+
 
 class HandshakeServer:
-    """A gRPC server for one servicer at ``unix:/path`` (for this user alone) or ``host:port``."""
+    """A gRPC server for one servicer at ``unix:/path`` (for this user alone) or ``host:port``.
 
-    def __init__(self, address: str, servicer: bootstrap_pb2_grpc.BootstrapServicer) -> None:
+    With ``tls`` it serves only clients that show a certificate from the authority named there.
+    """
+
+    def __init__(
+        self, address: str, servicer: bootstrap_pb2_grpc.BootstrapServicer, tls: TlsFiles | None = None
+    ) -> None:
         self.address = address  # as bound: port 0 becomes the one that was free
         self._servicer = servicer
+        self._tls = tls
 
     def start(self) -> None:
-        """Bind and serve. Raises BootstrapError when the address is taken or not ours to bind."""
+        """Bind and serve. Raises BootstrapError when the address is taken or not ours to bind, TlsError."""
+        if self._tls is not None:
+            self._tls.read()
         if self.address.startswith(UNIX_PREFIX):
             _make_way(Path(self.address.removeprefix(UNIX_PREFIX)))
         self._loop = asyncio.new_event_loop()
@@ -51,7 +63,10 @@ class HandshakeServer:
         bootstrap_pb2_grpc.add_BootstrapServicer_to_server(self._servicer, server)
         mask = os.umask(0o177)
         try:
-            port = server.add_insecure_port(self.address)
+            if self._tls is None:
+                port = server.add_insecure_port(self.address)
+            else:
+                port = server.add_secure_port(self.address, _credentials(self._tls))
         except RuntimeError as error:
             raise BootstrapError(f"cannot listen on {self.address}: in use or not allowed") from error
         finally:
@@ -65,6 +80,29 @@ class HandshakeServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Of a server that looks at the files again for every client, and keeps what it had when they can't be read."""
+    current = files.read()
+
+    def latest() -> grpc.ServerCertificateConfiguration:
+        nonlocal current
+        try:
+            found = files.read()
+        except TlsError as error:
+            log.warning("certificates_not_renewed", error=str(error))
+            found = current
+        if found != current:
+            current = found
+            log.info("certificates_renewed", certificate=str(files.certificate))
+        return _configuration(current)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(current), latest, require_client_authentication=True)
+
+
+def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.authority)
 
 
 def _make_way(path: Path) -> None:

@@ -9,15 +9,15 @@ from pydantic import Field, model_validator
 
 from services.common.cpu import available_cpus
 from services.common.runtime import DEFAULT_INSTANCE, InstanceName, bootstrap_address, ring_path
-from services.common.settings import ProcessSettings
 from services.ring.schema import LINE_BYTES, RingGeometry, record_bytes
+from services.ring.settings import RingAccessSettings
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MAX_DEFAULT_ARENA_BYTES = 64 << 20
 CUDA_DEFAULTS = {"kv_tokens": 262_144, "max_running": 256, "max_batched_tokens": 2_048}
 
 
-class BootstrapSettings(ProcessSettings):
+class BootstrapSettings(RingAccessSettings):
     """Read once at start. Everything is allocated once from these sizes; nothing grows later."""
 
     process: ClassVar[str] = "bootstrap"
@@ -60,6 +60,15 @@ class BootstrapSettings(ProcessSettings):
     @model_validator(mode="after")
     def _sizes_fit_each_other(self) -> Self:
         self.geometry(self.max_context_tokens or 1)
+        return self
+
+    @model_validator(mode="after")
+    def _network_means_tls(self) -> Self:
+        if self.listen and not self.listen.startswith("unix:") and self.tls is None:
+            raise ValueError(
+                f"listen is {self.listen!r}: the handshake gives away the ring, so beyond a unix socket it needs "
+                "handshake_certificate, handshake_key and handshake_authority"
+            )
         return self
 
     @property

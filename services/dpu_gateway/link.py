@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 
-import grpc
-from blink.v1 import bootstrap_pb2, bootstrap_pb2_grpc
+from blink.v1 import bootstrap_pb2
 
 from services.common.logging import get_logger
+from services.dpu_gateway.attach import AttachError, Backoff, ask_for_lane, connector_for
 from services.dpu_gateway.detokenizer import UnsupportedTokenizerError
 from services.dpu_gateway.errors import UnavailableError
 from services.dpu_gateway.liveness import EngineLostError
@@ -21,16 +23,8 @@ from services.ring.errors import RingError
 from services.ring.header import read_ring_info
 from services.ring.lane import LaneClient
 from services.ring.schema import ABI_VERSION, LAYOUT_HASH
-from services.ring.shm import ShmTransport
-from services.ring.transport import Transport
 
 ATTACH_POLL = 0.002
-# A tokenizer and a template of any size travel in the handshake.
-HANDSHAKE_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
-
-
-class AttachError(Exception):
-    """This try to attach failed; the message says why."""
 
 
 class EngineLink:
@@ -45,6 +39,9 @@ class EngineLink:
     ) -> None:
         self._settings = settings
         self._bootstrap = bootstrap
+        self._connector = connector_for(settings)
+        self.attachments = 0
+        self.losses: Counter[str] = Counter()  # attachments, by cause: a completion status, ENGINE_LOST ...
         self._pools = pools
         self._on_health = on_health
         self._session: Session | None = None
@@ -74,21 +71,22 @@ class EngineLink:
 
         Raises UnsupportedTokenizerError when the first model that is offered can never be served.
         """
-        async with grpc.aio.insecure_channel(self._bootstrap, options=HANDSHAKE_OPTIONS) as channel:
-            stub = bootstrap_pb2_grpc.BootstrapStub(channel)
-            while True:
-                try:
-                    session = await self._attach(stub)
-                except (AttachError, RingError, UnsupportedTokenizerError) as error:
-                    if isinstance(error, UnsupportedTokenizerError) and self._model is None:
-                        raise  # whoever started this worker must hear of it
-                    self._explain(str(error))
-                    await self._report(False)
-                else:
-                    await self._serve(session)
-                await asyncio.sleep(self._settings.reattach_delay)
+        delays = Backoff(self._settings.reattach_delay, self._settings.reattach_longest)
+        while True:
+            try:
+                session = await self._attach()
+            except (AttachError, RingError, UnsupportedTokenizerError) as error:
+                if isinstance(error, UnsupportedTokenizerError) and self._model is None:
+                    raise  # whoever started this worker must hear of it
+                self._explain(str(error))
+                await self._report(False)
+            else:
+                delays.reset()
+                await self._serve(session)
+            await asyncio.sleep(delays.next())
 
     async def _serve(self, session: Session) -> None:
+        self.attachments += 1
         self._log.info("attached", lane=session.lane.lane, engine_epoch=session.engine_epoch)
         reason = "the gateway is stopping"
         watcher = asyncio.create_task(self._watch_health(session))
@@ -97,7 +95,8 @@ class EngineLink:
             await session.run()
         except (EngineLostError, RingError) as error:
             reason = str(error)
-            self._log.warning("engine_unavailable", reason=reason)
+            self.losses[error.cause] += 1
+            self._log.warning("engine_unavailable", reason=reason, cause=error.cause)
         finally:
             self._session = None
             watcher.cancel()
@@ -121,16 +120,18 @@ class EngineLink:
             self._log.warning("engine_unavailable", reason=why)
         self._why = why
 
-    async def _attach(self, stub: bootstrap_pb2_grpc.BootstrapAsyncStub) -> Session:
+    async def _attach(self) -> Session:
         settings = self._settings
         request = bootstrap_pb2.AttachRequest(
-            gateway_id=settings.lane_owner, abi_version=ABI_VERSION, layout_hash=LAYOUT_HASH
+            gateway_id=settings.lane_owner,
+            abi_version=ABI_VERSION,
+            layout_hash=LAYOUT_HASH,
+            model_fingerprint=settings.model_fingerprint,
         )
-        try:
-            grant = await stub.Attach(request, timeout=settings.attach_timeout)
-        except grpc.aio.AioRpcError as error:
-            raise AttachError(f"the bootstrap at {self._bootstrap} grants no lane: {error.details()}") from error
-        transport = _open_transport(grant)
+        with closing(self._connector(settings)) as connector:
+            connector.prepare(request)
+            grant = await ask_for_lane(self._bootstrap, settings, request)
+            transport = connector.connect(grant)
         try:
             info = read_ring_info(transport, expected_fingerprint=bytes.fromhex(grant.model.fingerprint))
             if self._model is None or self._model.card != grant.model:
@@ -164,11 +165,3 @@ class EngineLink:
         except BaseException:
             transport.close()
             raise
-
-
-def _open_transport(grant: bootstrap_pb2.AttachResponse) -> Transport:
-    match grant.WhichOneof("transport"):
-        case "shm":
-            return ShmTransport(grant.shm.path)
-        case kind:
-            raise AttachError(f"the bootstrap offers transport {kind}, this gateway speaks shm")

@@ -12,6 +12,8 @@ from services.ring.schema import EngineState
 class EngineLostError(Exception):
     """The engine that the lane was attached to is gone. The message is fit for callers."""
 
+    cause = "ENGINE_LOST"
+
 
 class Liveness:
     """Watches one attachment; ``engine_epoch`` comes with the grant of the lane.

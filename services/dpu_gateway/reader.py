@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from services.dpu_gateway.streams import Entries, Stream
 from services.ring.errors import CorruptLogError
-from services.ring.lane import LaneClient
+from services.ring.lane import LaneClient, LaneState
 from services.ring.schema import FinishReason, LogKind
+from services.ring.transport import PendingRead
+
+Arrived = Callable[[Sequence[PendingRead]], Awaitable[None]]
 
 
 class TokenReader:
@@ -53,10 +56,24 @@ class TokenReader:
         """All that the engine has not finished."""
         return [stream for stream in self._streams if stream is not None]
 
+    async def look(self, arrived: Arrived, clock: Callable[[], float], gap: float) -> bool:
+        """One round; whether there was anything new. Raises RingError when the lane is lost.
+
+        ``arrived`` waits for reads: over RDMA the event loop detokenizes earlier tokens meanwhile.
+        """
+        head = self._lane.start_poll()
+        await arrived([head])
+        state = self._lane.poll(head)
+        reads = self._lane.start_log()
+        await arrived(reads)
+        return self._take(self._lane.read_log(reads), state, clock(), gap)
+
     def poll(self, now: float = 0.0, gap: float = 0.0) -> bool:
-        """One round at time ``now``; whether there was anything new. Raises RingError when the lane is lost."""
+        """``look`` at time ``now``, for callers without an event loop: waits for what it reads."""
         state = self._lane.poll()
-        entries = self._lane.read_log()
+        return self._take(self._lane.read_log(), state, now, gap)
+
+    def _take(self, entries: Entries, state: LaneState, now: float, gap: float) -> bool:
         woken_before = now - gap  # streams last woken before this may be woken again
         if self._held:
             self._wake_held(now, woken_before)

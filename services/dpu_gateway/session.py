@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from services.dpu_gateway.arena import Arena
@@ -18,12 +20,14 @@ from services.dpu_gateway.slots import SlotTracker
 from services.dpu_gateway.streams import Stream
 from services.dpu_gateway.ticker import Ticker
 from services.ring.errors import RingError
-from services.ring.header import RingInfo, RingStatus, read_status
+from services.ring.header import RingInfo, RingStatus, parse_status, read_status, start_status
 from services.ring.lane import LaneClient
 from services.ring.record import pack_record
 from services.ring.schema import DescriptorFlag, FinishReason, record_bytes, submission_tag
-from services.ring.transport import Transport
+from services.ring.transport import PendingRead, Transport
 
+QUICK_TURNS = 64
+SLOW_TURN = 0.001  # seconds
 LOOKS_PER_LEASE = 10  # each look renews the lease when that is due
 
 # Requests that the engine refused never occupied their slot, so its status will not say that it is free.
@@ -202,12 +206,26 @@ class Session:
             while True:
                 now = time.monotonic()
                 if now >= next_watch:
-                    self.liveness.look(self.read_status())
+                    status = start_status(self._transport, self.geometry)
+                    await self._arrived([status])
+                    self.liveness.look(parse_status(status.data, self.geometry))
                     next_watch = now + self._settings.watch_interval
-                found = self._reader.poll(now, cadence.gap)
+                found = await self._reader.look(self._arrived, time.monotonic, cadence.gap)
                 cadence.after_look(found=found, live=self._reader.live > 0, late=ticks > 1)
                 ticker.set_period(cadence.period)
                 ticks = await ticker.wait()
+
+    async def _arrived(self, reads: Sequence[PendingRead]) -> None:
+        """Return once ``reads`` are done, letting streams run meanwhile. Raises TransportLostError.
+
+        A read over a good link is back within a few turns of the event loop; when it is not, turns with a rest between
+        leave the CPU to others until the link answers or is given up.
+        """
+        turns = 0
+        while not all(read.done for read in reads):
+            self._transport.progress()
+            await asyncio.sleep(0 if turns < QUICK_TURNS else SLOW_TURN)
+            turns += 1
 
     def read_status(self) -> RingStatus:
         """The ring's header as it is now. Raises TransportLostError."""

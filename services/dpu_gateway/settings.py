@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from services.common.cpu import available_cpus
 from services.common.runtime import DEFAULT_INSTANCE, InstanceName
-from services.common.settings import ProcessSettings
+from services.ring.settings import RingAccessSettings
 
 
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(RingAccessSettings):
     """Read once at start; times are in seconds unless the name says otherwise."""
 
     process: ClassVar[str] = "gateway"
@@ -22,6 +22,8 @@ class GatewaySettings(ProcessSettings):
     gateway_id: str = Field("", max_length=128, description="names the lane's owner; default HOST/WORKER")
     listen: str = Field("127.0.0.1:50051", min_length=1, description="address of the API; its workers share it")
     bootstrap: str = Field("", description="gRPC target of the bootstrap; default the instance's unix socket")
+    bootstrap_name: str = Field("", description="name in the bootstrap's certificate, if not the target's host")
+    model_fingerprint: str = Field("", pattern="^([0-9a-f]{64})?$", description="serve no other model than this one")
 
     encode_threads: int = Field(0, ge=0, le=64, description="threads that tokenize; 0 takes one for each available CPU")
     poll_fast_us: int = Field(
@@ -39,7 +41,8 @@ class GatewaySettings(ProcessSettings):
         30.0, ge=0.05, le=3600, description="requests but no step for this long: health reports NOT_SERVING"
     )
     attach_timeout: float = Field(5.0, ge=0.1, le=60, description="for the bootstrap and the engine to grant a lane")
-    reattach_delay: float = Field(0.25, ge=0.01, le=60, description="between two tries to attach")
+    reattach_delay: float = Field(0.25, ge=0.01, le=60, description="before the first new try to attach; then doubles")
+    reattach_longest: float = Field(2.0, ge=0.01, le=600, description="between two tries to attach, at most")
     retry_after: float = Field(0.5, ge=0, le=60, description="what refused callers are told to wait")
     drain_limit: float = Field(30.0, ge=0, le=3600, description="for open streams to finish after SIGTERM")
     max_message_bytes: int = Field(16 << 20, ge=1 << 10, le=1 << 30, description="largest request")
@@ -53,6 +56,15 @@ class GatewaySettings(ProcessSettings):
     def _slow_is_not_faster_than_fast(self) -> Self:
         if self.poll_slow_us < self.poll_fast_us:
             raise ValueError(f"poll_slow_us is {self.poll_slow_us}, must be at least poll_fast_us, {self.poll_fast_us}")
+        return self
+
+    @model_validator(mode="after")
+    def _network_means_tls(self) -> Self:
+        if self.bootstrap and not self.bootstrap.startswith("unix:") and self.tls is None:
+            raise ValueError(
+                f"bootstrap is {self.bootstrap!r}: beyond a unix socket the handshake is over TLS, which needs "
+                "handshake_certificate, handshake_key and handshake_authority"
+            )
         return self
 
     @property

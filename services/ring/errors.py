@@ -6,7 +6,9 @@ from services.common.errors import BlinkError
 
 
 class RingError(BlinkError):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. ``cause`` is one of few names, for counting."""
+
+    cause = "RING"
 
 
 class IncompatibleRingError(RingError):
@@ -14,6 +16,8 @@ class IncompatibleRingError(RingError):
 
     ``field`` says which check failed; ``expected`` and ``found`` are its values here and in the ring.
     """
+
+    cause = "INCOMPATIBLE_RING"
 
     def __init__(self, field: str, expected: object, found: object) -> None:
         super().__init__(f"ring {field} is {found}, expected {expected}")
@@ -32,9 +36,13 @@ class RingInUseError(RingError):
 class TransportLostError(RingError):
     """The far side of the transport is gone, or the transport was closed."""
 
+    cause = "TRANSPORT_LOST"
+
 
 class LaneLostError(RingError):
     """The lane no longer belongs to this gateway: another attached, or the lease ran out. Attach again."""
+
+    cause = "LANE_LOST"
 
 
 class LaneFullError(RingError):
@@ -47,6 +55,10 @@ class LaneFullError(RingError):
 class AttachTimeoutError(RingError):
     """The engine did not take the attach in time."""
 
+    cause = "ATTACH_TIMEOUT"
+
 
 class CorruptLogError(RingError):
     """The token log's head makes no sense: entries would be lost or repeated."""
+
+    cause = "CORRUPT_LOG"

@@ -12,7 +12,7 @@ from services.ring import _atomics, dtypes, schema
 from services.ring.errors import IncompatibleRingError
 from services.ring.memory import Region
 from services.ring.schema import RingGeometry
-from services.ring.transport import Transport
+from services.ring.transport import PendingRead, Transport
 
 FINGERPRINT_BYTES = 32
 
@@ -128,8 +128,16 @@ def read_ring_info(transport: Transport, *, expected_fingerprint: bytes | None =
 
 def read_status(transport: Transport, geometry: RingGeometry) -> RingStatus:
     """Engine status, counters and all lanes' summaries in one bulk read."""
-    start = schema.header_offset(schema.ENGINE_STATUS)
-    data = transport.read(start, geometry.lane_status_offset + geometry.lanes * schema.LANE_STATUS.size - start)
+    return parse_status(transport.read(*_status_span(geometry)), geometry)
+
+
+def start_status(transport: Transport, geometry: RingGeometry) -> PendingRead:
+    """Begin that read; its data is for ``parse_status``."""
+    return transport.start_read(*_status_span(geometry))
+
+
+def parse_status(data: bytes, geometry: RingGeometry) -> RingStatus:
+    start = _status_span(geometry)[0]
 
     def view(dtype: np.dtype[Any], offset: int, count: int) -> npt.NDArray[np.void]:
         return np.frombuffer(data, dtype, count, offset - start)
@@ -139,3 +147,9 @@ def read_status(transport: Transport, geometry: RingGeometry) -> RingStatus:
         counters=view(dtypes.ENGINE_COUNTERS, schema.header_offset(schema.ENGINE_COUNTERS), 1)[0],
         lanes=view(dtypes.LANE_STATUS, geometry.lane_status_offset, geometry.lanes),
     )
+
+
+def _status_span(geometry: RingGeometry) -> tuple[int, int]:
+    """Offset and length of what changes in the header."""
+    start = schema.header_offset(schema.ENGINE_STATUS)
+    return start, geometry.lane_status_offset + geometry.lanes * schema.LANE_STATUS.size - start

@@ -1,6 +1,7 @@
 """A gateway's view of its lane: attach, submit, cancel, read tokens, acknowledge.
 
-Never blocks and never loops: each method is a fixed number of one-sided operations, so an event loop can call them.
+Never loops: each method is a fixed number of one-sided operations. What reads waits for its data; who can't, an event
+loop over RDMA, begins the same with ``start_poll`` and ``start_log`` and calls it once the read is done.
 The order of writes that makes this safe is explained in docs/ring.md.
 """
 
@@ -17,12 +18,14 @@ import numpy.typing as npt
 from services.ring import dtypes, schema
 from services.ring.errors import AttachTimeoutError, CorruptLogError, LaneFullError, LaneLostError
 from services.ring.schema import LINE_BYTES, RingGeometry
-from services.ring.transport import Transport
+from services.ring.transport import PendingRead, Transport
 
 _OUTBOUND = struct.Struct("<4Q")
 _TWO_WORDS = struct.Struct("<2Q")
 _LEASE_OFFSET = schema.LANE_INBOUND.offset_of("lease")
 _EPOCH_OFFSET = schema.LANE_INBOUND.offset_of("gateway_epoch")
+_SLOT = struct.Struct("<I")
+_SLOT_OFFSET = schema.DESCRIPTOR.offset_of("slot")
 _ENTRY_BYTES = schema.LOG_ENTRY.size
 _NO_ENTRIES: npt.NDArray[np.void] = np.zeros(0, dtypes.LOG_ENTRY)
 _RENEWALS_PER_LEASE = 4
@@ -72,7 +75,7 @@ class LaneClient:
         self._renewed_at = 0.0
         self._attached = False
         self._acknowledged = 0  # log_tail as last written
-        self._finish_unacknowledged = False
+        self._unacknowledged: set[int] = set()  # slots whose FINISH was read since
         self._state = LaneState(0, 0, 0, 0)
         self._inbound = geometry.inbound(lane)
         self._outbound = geometry.outbound(lane)
@@ -138,7 +141,9 @@ class LaneClient:
     # Requests
 
     def submit(self, record: bytes, record_offset: int) -> int:
-        """Put a record (``pack_record``) into the arena and ring the doorbell: exactly two writes.
+        """Put a record (``pack_record``) into the arena and ring the doorbell: two writes, sent off together.
+
+        One more acknowledges before them when the slot's last FINISH is not acknowledged yet, and all others with it.
 
         Returns the submission's position; its log entries carry ``schema.submission_tag(position)``.
 
@@ -156,8 +161,11 @@ class LaneClient:
         position = self.next_position
         if position - self._state.next_position >= self.geometry.slots_per_lane:
             raise LaneFullError(self.lane, self.geometry.slots_per_lane)
-        self._transport.write(self._arena + record_offset, record)
-        self._write_flag(self.geometry.doorbell(self.lane, position), schema.doorbell_word(position, record_offset))
+        if self._unacknowledged and _SLOT.unpack_from(record, _SLOT_OFFSET)[0] in self._unacknowledged:
+            self.acknowledge(now=True)
+        word = schema.doorbell_word(position, record_offset).to_bytes(8, "little")
+        doorbell = self.geometry.doorbell(self.lane, position)
+        self._transport.publish(self._arena + record_offset, record, doorbell, word)
         self.next_position = position + 1
         return position
 
@@ -170,10 +178,18 @@ class LaneClient:
 
     # Tokens
 
-    def poll(self) -> LaneState:
-        """Read LaneOutbound: one 64-byte read. Raises LaneLostError when another gateway is served, or none."""
+    def start_poll(self) -> PendingRead:
+        """Begin what ``poll`` reads."""
         self._check_owned()
-        self._state = state = self._read_state()
+        return self._transport.start_read(self._outbound, LINE_BYTES)
+
+    def poll(self, read: PendingRead | None = None) -> LaneState:
+        """Read LaneOutbound: one 64-byte read, or the one that ``start_poll`` began.
+
+        Raises LaneLostError when another gateway is served, or none.
+        """
+        self._check_owned()
+        self._state = state = self._read_state() if read is None else LaneState._make(_OUTBOUND.unpack_from(read.data))
         if state.attached_epoch != self.gateway_epoch:
             self._attached = False
             raise LaneLostError(
@@ -181,30 +197,47 @@ class LaneClient:
             )
         return state
 
-    def read_log(self) -> npt.NDArray[np.void]:
-        """Log entries published up to the last ``poll`` and not yet returned, [entries] of dtypes.LOG_ENTRY, read-only.
+    def start_log(self) -> list[PendingRead]:
+        """Begin what ``read_log`` reads, at most the transport's largest read: one read, two around the log's end.
 
-        One bulk read, two when they wrap around the log's end, none when there is nothing new.
-
-        Raises:
-            CorruptLogError: the engine's head went back, or ran over entries not yet read.
-            LaneLostError: see the class; entries read after the lease ran out may be another gateway's.
+        Empty when nothing is new. Raises CorruptLogError when the engine's head went back, or ran over entries not yet
+        read.
         """
         self._check_owned()
         tail, head, capacity = self.log_tail, self._state.log_head, self.geometry.log_entries
         if not 0 <= head - tail <= capacity:
             raise CorruptLogError(f"lane {self.lane}: log head is {head} with {tail} read, the log holds {capacity}")
-        if head == tail:
-            return _NO_ENTRIES
+        count = min(head - tail, self._transport.largest_read // _ENTRY_BYTES)
         first = tail % capacity
-        before_wrap = min(head - tail, capacity - first)
-        data = self._transport.read(self._log + first * _ENTRY_BYTES, before_wrap * _ENTRY_BYTES)
-        if before_wrap < head - tail:
-            data += self._transport.read(self._log, (head - tail - before_wrap) * _ENTRY_BYTES)
+        before_wrap = min(count, capacity - first)
+        spans = ((first, before_wrap), (0, count - before_wrap))
+        return [
+            self._transport.start_read(self._log + start * _ENTRY_BYTES, length * _ENTRY_BYTES)
+            for start, length in spans
+            if length
+        ]
+
+    def read_log(self, reads: list[PendingRead] | None = None) -> npt.NDArray[np.void]:
+        """Log entries published up to the last ``poll`` and not yet returned, [entries] of dtypes.LOG_ENTRY, read-only.
+
+        Those of ``start_log``'s finished ``reads``; without them they are read now. A transport whose reads are shorter
+        than what is new leaves the rest to the next call.
+
+        Raises:
+            CorruptLogError: see ``start_log``.
+            LaneLostError: see the class; entries read after the lease ran out may be another gateway's.
+        """
+        if reads is None:
+            reads = self.start_log()
+            self._transport.complete(reads)
         self._check_owned()
-        entries: npt.NDArray[np.void] = np.frombuffer(data, dtypes.LOG_ENTRY)
-        self.log_tail = head
-        self._finish_unacknowledged |= bool((entries["kind"] == schema.LogKind.FINISH).any())
+        if not reads:
+            return _NO_ENTRIES
+        entries: npt.NDArray[np.void] = np.frombuffer(b"".join(read.data for read in reads), dtypes.LOG_ENTRY)
+        self.log_tail += len(entries)
+        finished = entries["kind"] == schema.LogKind.FINISH
+        if finished.any():
+            self._unacknowledged.update(entries["slot"][finished].tolist())
         return entries
 
     def slot_statuses(self) -> npt.NDArray[np.uint64]:
@@ -216,13 +249,13 @@ class LaneClient:
     def acknowledge(self, *, now: bool = False) -> bool:
         """Renew the lease and tell the engine what was read: one write, or none while neither is due.
 
-        Due when a FINISH was read (do this before its slot is used again), when an eighth of the log was read, or
-        when a quarter of the lease has passed. Call it after every ``read_log`` and at least that often.
+        Due when an eighth of the log was read, or when a quarter of the lease has passed; ``submit`` does it before a
+        slot is used again whose FINISH the engine does not know to be read. Call it after every ``read_log`` and at
+        least that often.
         """
         self._check_owned()
         due = (
             now
-            or self._finish_unacknowledged
             or self.log_tail - self._acknowledged >= self.geometry.log_entries // _ACKNOWLEDGED_PARTS_OF_LOG
             or self._clock() - self._renewed_at >= self._lease_timeout / _RENEWALS_PER_LEASE
         )
@@ -231,7 +264,7 @@ class LaneClient:
             self._lease += 1
             self._transport.write(self._inbound + _LEASE_OFFSET, _TWO_WORDS.pack(self._lease, self.log_tail))
             self._acknowledged = self.log_tail
-            self._finish_unacknowledged = False
+            self._unacknowledged.clear()
         return due
 
     def _check_owned(self) -> None:

@@ -6,17 +6,33 @@ No compare-and-swap and no message: what RDMA verbs, PCIe stores and plain store
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass
 class TransferCounters:
-    """Operations since the transport was made."""
+    """Operations since the transport was made; ``posts`` are the times that the far side had to be called for them."""
 
     writes: int = 0
     written_bytes: int = 0
     reads: int = 0
     read_bytes: int = 0
+    posts: int = 0
+
+
+class PendingRead:
+    """A read under way; ``data`` once ``done``."""
+
+    __slots__ = ("data", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.data = b""
+
+    def finish(self, data: bytes) -> None:
+        self.data = data
+        self.done = True
 
 
 class Transport(ABC):
@@ -33,8 +49,9 @@ class Transport(ABC):
     gateway worker owns it.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, largest_read: int | None = None) -> None:
         self.size = size
+        self.largest_read = size if largest_read is None else largest_read  # bytes of one start_read
         self.counters = TransferCounters()
 
     @abstractmethod
@@ -48,6 +65,26 @@ class Transport(ABC):
     @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
         """Copy ``length`` bytes from ``offset``. Raises IndexError when the range leaves the ring."""
+
+    def publish(self, offset: int, data: bytes, flag_offset: int, word: bytes) -> None:
+        """Write ``data``, then ``word`` as a flag: two writes, which a transport may send off together."""
+        self.write(offset, data)
+        self.write(flag_offset, word, flag=True)
+
+    def start_read(self, offset: int, length: int) -> PendingRead:
+        """Begin a read of at most ``largest_read`` bytes and go on; ``progress`` finishes it."""
+        pending = PendingRead()
+        pending.finish(self.read(offset, length))
+        return pending
+
+    def progress(self) -> None:  # noqa: B027 (a transport whose reads are done at once has nothing to do)
+        """Finish the reads whose data has come. Never waits."""
+
+    def complete(self, reads: Iterable[PendingRead]) -> None:
+        """Return when all of them are done."""
+        for read in reads:
+            while not read.done:
+                self.progress()
 
     @abstractmethod
     def flush(self) -> None:

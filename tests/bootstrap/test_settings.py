@@ -24,6 +24,10 @@ def test_the_default_arena_is_bounded_but_always_holds_two_requests() -> None:
         ("--engine=tpu", "engine is 'tpu', should be 'cpu' or 'cuda'"),
         ("--lanes=0", "lanes is '0', should be greater than or equal to 1"),
         ("--slots-per-lane=4096", "log_entries is 16384, must be 16405"),
+        ("--rdma-mtu=1500", "rdma_mtu is 1500, must be 0 or one of 256, 512, 1024, 2048, 4096"),
+        ("--transport=tcp", "transport is 'tcp', should be 'shm' or 'verbs'"),
+        ("--handshake-key=k.pem", "handshake_key is given without handshake_certificate, handshake_authority"),
+        ("--listen=0.0.0.0:7000", "listen is '0.0.0.0:7000': .* needs handshake_certificate"),
         ("--arena-bytes=100", "arena_bytes is '100', should be a multiple of 64"),
     ],
 )

@@ -21,7 +21,14 @@ from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.worker import Worker
 from services.ring import _atomics
 from services.ring.header import RingInfo
-from services.ring.schema import BOOTSTRAP_CONTROL, Command, RingGeometry, header_offset
+from services.ring.schema import (
+    ABI_VERSION,
+    BOOTSTRAP_CONTROL,
+    LAYOUT_HASH,
+    Command,
+    RingGeometry,
+    header_offset,
+)
 from services.ring.shm import ShmRing
 from tests.dpu_gateway.small_tokenizer import byte_level_tokenizer
 from tests.dpu_gateway.test_chat import CHATML
@@ -78,6 +85,8 @@ class Bootstrap(bootstrap_pb2_grpc.BootstrapServicer):
             shm=bootstrap_pb2.ShmDescriptor(path=str(self.ring.path)),
             model=self.card,
             lease_timeout_ms=self.lease_timeout_ms,
+            abi_version=ABI_VERSION,
+            layout_hash=LAYOUT_HASH,
         )
 
 

@@ -14,6 +14,9 @@ from services.dpu_gateway.settings import GatewaySettings
         (["--drain-limit=nan"], "drain_limit is"),
         (["--instance=Bad Name"], "instance is 'Bad Name', must be 1 to 32"),
         (["--poll-fast-us=5000"], "poll_slow_us is 2000, must be at least poll_fast_us, 5000"),
+        (["--bootstrap=host-a:7000"], "bootstrap is 'host-a:7000': .* TLS, which needs handshake_certificate"),
+        (["--model-fingerprint=ABC"], "model_fingerprint is 'ABC'"),
+        (["--handshake-authority=ca.pem"], "handshake_authority is given without handshake_certificate, handshake_key"),
         (["--max-message-bytes=1"], "max_message_bytes is"),
     ],
 )

@@ -28,8 +28,8 @@ def requests(rng: random.Random) -> tuple[list[bytes], list[tuple[list[int], Fin
     return records, expected
 
 
-def test_batches_of_requests_get_exactly_their_tokens_at_three_writes_a_request_or_less(connect: Connect) -> None:
-    """Two writes submit. An acknowledgement serves all requests that one read saw the end of."""
+def test_batches_of_requests_get_exactly_their_tokens_at_two_writes_a_request(connect: Connect) -> None:
+    """Two writes submit. One acknowledgement serves all slots before they are used again."""
     rng = random.Random(5)
     looks = Looks()
     with connect(0) as transport:
@@ -44,11 +44,11 @@ def test_batches_of_requests_get_exactly_their_tokens_at_three_writes_a_request_
         writes = transport.counters.writes - before.writes
         reads = transport.counters.reads - before.reads
         submitted = TURNS * GEOMETRY.slots_per_lane
-        assert writes == 2 * submitted + looks.acknowledges
-        assert looks.acknowledges <= submitted
+        assert 2 * submitted <= writes <= 2 * submitted + (TURNS - 1) + looks.acknowledges
+        assert looks.acknowledges <= tokens // (GEOMETRY.log_entries // 16)  # an eighth of the log each
         assert reads - looks.polls <= looks.with_news + TURNS  # one bulk read a look with news, two at the log's end
         print(
-            f"{submitted} requests, {tokens} tokens: {looks.acknowledges} acknowledgements, {looks.polls} polls, "
+            f"{submitted} requests, {tokens} tokens: {writes} writes, {looks.polls} polls, "
             f"{looks.with_news} with news, {reads - looks.polls} bulk reads"
         )
 

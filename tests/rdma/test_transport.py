@@ -47,7 +47,7 @@ def test_reads_return_what_was_written(connect: Connect) -> None:
         transport.flush()
         assert transport.read(arena + 2, 257) == b"\0" + data + b"\0"
         assert transport.read(arena + 512, 8) == b"\xfe" + b"\xff" * 7
-        assert dataclasses.astuple(transport.counters) == (2, 263, 2, 265)
+        assert dataclasses.astuple(transport.counters) == (2, 263, 2, 265, 5)
 
 
 def test_thousands_of_writes_of_all_sizes_arrive_whole_and_in_order(connect: Connect, host: HostProcess) -> None:
@@ -111,7 +111,9 @@ def test_header_and_status_are_read(connect: Connect) -> None:
             time.sleep(0.01)
 
 
-def test_a_request_costs_two_writes_and_an_acknowledge_and_one_read_for_each_look_with_news(connect: Connect) -> None:
+def test_a_request_costs_two_writes_sent_off_together_and_one_bulk_read_for_each_look_with_news(
+    connect: Connect,
+) -> None:
     with connect() as transport:
         client = attach(transport)
         before = dataclasses.replace(transport.counters)
@@ -120,10 +122,39 @@ def test_a_request_costs_two_writes_and_an_acknowledge_and_one_read_for_each_loo
         ((tokens, _),) = run_requests(client, [pack_record(prompt, slot=0, max_tokens=100)], looks)
         assert tokens == np.resize(prompt, 100).tolist()
         record = schema.DESCRIPTOR.size + 4 * len(prompt)
-        assert transport.counters.writes - before.writes == 2 + 1
-        assert transport.counters.written_bytes - before.written_bytes == record + 8 + 16
-        assert transport.counters.reads - before.reads == looks.polls + looks.with_news
+        counters = transport.counters
+        assert counters.writes - before.writes == 2
+        assert counters.written_bytes - before.written_bytes == record + 8
+        assert counters.reads - before.reads == looks.polls + looks.with_news
+        assert counters.posts - before.posts == 1 + looks.polls + looks.with_news
         print(f"polls {looks.polls}, with news {looks.with_news}, for 102 entries")
+
+
+def test_published_data_is_there_before_its_flag_whatever_its_size(connect: Connect) -> None:
+    """Inline, staged, and longer than one work request may be; many times what staging holds."""
+    rng = random.Random(3)
+    arena = GEOMETRY.arena(0)
+    with connect() as transport:
+        for turn in range(1, 120):
+            data = rng.randbytes(rng.choice((8, 64, 72, 1000, 4096, 40_000)))
+            transport.publish(arena + 64, data, arena, turn.to_bytes(8, "little"))
+            if turn % 7 == 0:
+                assert transport.read(arena, 8) == turn.to_bytes(8, "little")
+                assert transport.read(arena + 64, len(data)) == data
+
+
+def test_reads_under_way_finish_in_order_while_others_are_started(connect: Connect) -> None:
+    arena = GEOMETRY.arena(0)
+    data = random.Random(4).randbytes(1 << 15)
+    with connect() as transport:
+        transport.write(arena, data)
+        spans = [(offset, 3000) for offset in range(0, 1 << 15, 3000)][:-1]  # more than there is room for at once
+        reads = [transport.start_read(arena + offset, length) for offset, length in spans]
+        assert [read.done for read in reads] == sorted((read.done for read in reads), reverse=True)
+        transport.complete(reads)
+        assert [read.data for read in reads] == [data[offset : offset + length] for offset, length in spans]
+        with pytest.raises(IndexError, match="at most"):
+            transport.start_read(arena, transport.largest_read + 1)
 
 
 def test_two_gateways_work_at_once(connect: Connect) -> None:

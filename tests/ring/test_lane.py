@@ -58,7 +58,7 @@ def test_operations_per_call() -> None:
     cost(1, 0)
     assert pair.lane.read_log().size == 0
     cost(0, 0)
-    assert pair.lane.acknowledge()
+    assert pair.lane.acknowledge()  # more than an eighth of this small log was read
     cost(0, 1)
     assert not pair.lane.acknowledge()
     cost(0, 0)
@@ -66,6 +66,39 @@ def test_operations_per_call() -> None:
     cost(0, 1)
     pair.lane.slot_statuses()
     cost(1, 0)
+
+
+def test_an_ended_slot_is_acknowledged_when_it_is_used_again_and_all_others_with_it() -> None:
+    pair = lane_pair(ring_info(log_entries=1024))
+    counters = pair.transport.counters
+    for slot in range(8):
+        pair.lane.submit(pack_record([1], slot=slot, max_tokens=1), 1024 * slot)
+    assert len(pair.run(1)) == 3 * 8
+    before = counters.writes
+    for slot in range(8):
+        pair.lane.submit(pack_record([1], slot=slot, max_tokens=1), 1024 * slot)
+    assert counters.writes - before == 2 * 8 + 1
+
+
+def test_a_slot_that_never_ended_costs_no_acknowledgement() -> None:
+    pair = lane_pair(ring_info(log_entries=1024))
+    pair.lane.submit(pack_record([1], slot=0, max_tokens=1), 0)
+    assert pair.run(1)["kind"][-1] == LogKind.FINISH
+    before = pair.transport.counters.writes
+    pair.lane.submit(pack_record([1], slot=1, max_tokens=1), 1024)
+    assert pair.transport.counters.writes - before == 2
+    pair.lane.submit(pack_record([1], slot=0, max_tokens=1), 0)
+    assert pair.transport.counters.writes - before == 2 + 3
+
+
+def test_a_transport_of_short_reads_gives_the_log_in_parts() -> None:
+    pair = lane_pair(ring_info(log_entries=1024), Behaviour(burst=64))
+    pair.transport.largest_read = 16 * 10
+    pair.lane.submit(pack_record([5, 6], slot=0, max_tokens=40), 0)
+    pair.engine.step()
+    pair.lane.poll()
+    sizes = [pair.lane.read_log().size for _ in range(6)]
+    assert sizes == [10, 10, 10, 10, 2, 0]
 
 
 def test_cancel_ends_the_submission_and_no_later_one_of_the_slot() -> None:

@@ -50,6 +50,23 @@ def test_operations_and_bytes_are_counted(transport: Transport) -> None:
     assert (counters.writes, counters.written_bytes, counters.reads, counters.read_bytes) == (2, 108, 1, 64)
 
 
+def test_publish_is_two_writes_the_flag_last(transport: Transport) -> None:
+    transport.publish(OPEN_OFFSET + 64, b"payload", OPEN_OFFSET, (7).to_bytes(8, "little"))
+    transport.flush()
+    assert transport.read(OPEN_OFFSET, 8) == (7).to_bytes(8, "little")
+    assert transport.read(OPEN_OFFSET + 64, 7) == b"payload"
+    assert transport.counters.writes == 2
+
+
+def test_a_read_that_was_started_is_done_once_completed(transport: Transport) -> None:
+    transport.write(OPEN_OFFSET, b"12345678", flag=True)
+    transport.flush()
+    read = transport.start_read(OPEN_OFFSET, 8)
+    transport.complete([read])
+    assert (read.done, read.data) == (True, b"12345678")
+    assert transport.counters.reads == 1
+
+
 def test_out_of_range_is_refused(transport: Transport) -> None:
     for offset, length in ((transport.size - 7, 8), (transport.size + 1, 0)):
         with pytest.raises(IndexError):

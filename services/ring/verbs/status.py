@@ -51,5 +51,6 @@ class CompletionError(TransportLostError):
         self.code = code
         self.status = CompletionStatus(code) if code in CompletionStatus.__members__.values() else None
         name = self.status.name if self.status is not None else "unknown"
+        self.cause = name if self.status is not None else f"STATUS_{code}"
         meaning = _MEANINGS.get(self.status) if self.status is not None else None
         super().__init__(f"RDMA operation failed: {name} (status {code}){': ' + meaning if meaning else ''}")
