@@ -105,7 +105,7 @@ def test_verbs_without_pyverbs_is_refused_at_the_start_saying_what_to_install(mo
     monkeypatch.setitem(sys.modules, "pyverbs.addr", None)
     monkeypatch.delitem(sys.modules, "services.ring.verbs.device", raising=False)
     with pytest.raises(
-        RingError, match="transport verbs needs pyverbs .* install Debian's or Ubuntu's python3-pyverbs"
+        RingError, match=r"transport verbs needs pyverbs .* install .* python3-pyverbs"
     ):
         connector_for(GatewaySettings(transport="verbs"))
 
