@@ -98,6 +98,26 @@ def serve(
     up(UpOptions(**{**context.params, "settings": settings or []}))
 
 
+# Everything after the command's name is the process's own: its flags, its --help.
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@app.command("engine", context_settings=_PASSED_ON, options_metavar="[SETTINGS]")
+def run_engine(context: typer.Context) -> None:
+    """Run the engine's side alone, for gateways elsewhere (docs/rdma.md); --help lists its settings."""
+    from services.cli.side import run_side
+
+    run_side("services.bootstrap", context.args)
+
+
+@app.command("gateway", context_settings=_PASSED_ON, options_metavar="[SETTINGS]")
+def run_gateway(context: typer.Context) -> None:
+    """Run one gateway worker alone, for an engine elsewhere (docs/rdma.md); --help lists its settings."""
+    from services.cli.side import run_side
+
+    run_side("services.dpu_gateway", context.args)
+
+
 @app.command("generate")
 def generate_text(
     context: typer.Context,
