@@ -6,7 +6,7 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-gpu test-rdma install cuda lint types imports format lock clean model
+.PHONY: run test test-gpu soak-gpu test-rdma install cuda lint types imports format lock clean model
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -18,6 +18,11 @@ test: lint types imports model
 # On a machine with an NVIDIA GPU; what compares with transformers also needs torch and transformers in the venv.
 test-gpu: install model cuda
 	$(BIN)/pytest -m gpu -n 0 tests/gpu
+
+# Ten minutes of random load on a GPU, then a look at everything that must be free again.
+SECONDS := 600
+soak-gpu: install cuda
+	$(BIN)/python -m bench.soak --seconds $(SECONDS)
 
 # In an emulated machine with soft-RoCE (docs/rdma.md): no RDMA hardware, no KVM and, once qemu is there, no root.
 test-rdma: install
