@@ -17,6 +17,7 @@ from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.graph_cache import Record, default_buckets
 from services.gpu_engine.cuda.host_loop.loop import HostLoop
 from services.gpu_engine.cuda.mapped_memory import MappedMemory
+from services.gpu_engine.cuda.memory_plan import memory_parts, require_device_memory
 from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
@@ -50,7 +51,8 @@ def assemble(
 ) -> CudaEngine:
     """Load and allocate everything, compile what is not cached, capture the step graphs. Run the engine on this thread.
 
-    The largest step has run once when this returns, so nothing that a step needs is left to be allocated.
+    What is needed is compared with what is free before anything is loaded, and the largest step has run once when this
+    returns: nothing that a step needs is left to be allocated.
 
     Args:
         region: a formatted ring.
@@ -69,6 +71,9 @@ def assemble(
     compiler = Compiler(device.arch, default_cache())
     config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids))
     loop, memory = make_loop(scheduler, device, compiler, config=config, region=region, epoch=epoch)
+    step_limits = StepLimits(limits.max_batched_tokens, limits.max_running, loop.step.pages_per_sequence)
+    parts = memory_parts(model.layers, geometry, step_limits, limits.kv_pages)
+    require_device_memory(parts, device.free_bytes(), geometry, limits.context)
     weights = DeviceWeights(model, partial(progress, "loading weights"))
     executor = StepExecutor(
         device,
@@ -76,7 +81,7 @@ def assemble(
         model.layers,
         weights,
         step=loop.step,
-        limits=StepLimits(limits.max_batched_tokens, limits.max_running, loop.step.pages_per_sequence),
+        limits=step_limits,
         pages=limits.kv_pages,
         compiler=compiler,
     )

@@ -21,6 +21,7 @@ except ImportError as error:
     raise CudaUnavailableError("the cuda engine needs the CUDA libraries: pip install 'blink[cuda]'") from error
 
 ALIGNMENT = 256  # bytes, of every allocation
+GRANULE = 2 << 20  # in which the driver hands out large ones
 Argument = ctypes._SimpleCData | ctypes.Structure  # type: ignore[type-arg]
 
 
@@ -78,12 +79,31 @@ class Device:
         check("cuCtxSynchronize", cu.cuCtxSynchronize())
 
 
+_measured: list[int] | None = None
+
+
+@contextmanager
+def measuring() -> Iterator[list[int]]:
+    """Buffers made inside take no memory and only add their bytes, as the driver rounds them, to the yielded list."""
+    global _measured  # noqa: PLW0603 (the engine starts on one thread)
+    found: list[int] = []
+    _measured = found
+    try:
+        yield found
+    finally:
+        _measured = None
+        found[:] = [-(-nbytes // GRANULE) * GRANULE if nbytes > GRANULE else nbytes for nbytes in found]
+
+
 class Buffer:
     """A block of device memory, freed with the object."""
 
     def __init__(self, nbytes: int, purpose: str = "a buffer") -> None:
         self.nbytes = nbytes
         self.pointer = 0
+        if _measured is not None:
+            _measured.append(max(nbytes, 1))
+            return
         code, pointer = cu.cuMemAlloc(max(nbytes, 1))
         if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise OutOfDeviceMemoryError(purpose, nbytes, int(check("cuMemGetInfo", cu.cuMemGetInfo())[0]))
@@ -113,6 +133,8 @@ class Buffer:
         return array
 
     def fill(self, byte: int) -> None:
+        if not self.pointer:
+            return  # it was only measured
         check("cuMemsetD8", cu.cuMemsetD8(self.pointer, byte, self.nbytes))
         check("cuCtxSynchronize", cu.cuCtxSynchronize())
 

@@ -22,12 +22,17 @@ class DriverError(CudaError):
 
 
 class OutOfDeviceMemoryError(CudaError):
-    """The GPU has too little free memory."""
+    """The GPU has too little free memory.
 
-    def __init__(self, purpose: str, needed: int, free: int) -> None:
+    Attributes:
+        needed, free: bytes.
+    """
+
+    def __init__(self, purpose: str, needed: int, free: int, advice: str = "") -> None:
+        advice = advice or "lower kv_tokens, max_batched_tokens, max_running or lanes"
         super().__init__(
             f"{purpose} needs {needed / 2**20:,.0f} MiB of GPU memory, {free / 2**20:,.0f} MiB are free:"
-            " stop other users of the GPU, or lower max_running, max_batched_tokens or the context"
+            f" stop other users of the GPU, or {advice}"
         )
         self.needed, self.free = needed, free
 

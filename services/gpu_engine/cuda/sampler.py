@@ -17,13 +17,18 @@ class CSampleResult(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("tokens", "logprobs", "top_tokens", "top_logprobs"))
 
 
+def marks_bytes(vocabulary: int, rows: int) -> int:
+    """Of the scratch memory that penalties need."""
+    return 4 * rows * vocabulary
+
+
 class Sampler:
     """Samples up to ``rows`` rows of ``step``, and writes its results there."""
 
     def __init__(self, vocabulary: int, compiler: Compiler, step: StepAddresses, rows: int) -> None:
         module = Module(compiler.build(("sampling.cu",), {"BLINK_VOCABULARY": vocabulary}))
         self._sample = module.kernel("sample", waits=True)
-        self.marks = Buffer(4 * rows * vocabulary, "scratch memory of penalties")
+        self.marks = Buffer(marks_bytes(vocabulary, rows), "scratch memory of penalties")
         self.marks.fill(0)
         self._memory = step.memory  # the launches hold addresses alone
         self._step = CStep.of(step)

@@ -49,6 +49,24 @@ def _elements(spec: TensorSpec) -> int:
     return rows * columns
 
 
+def weight_bytes(layers: tuple[Layer, ...]) -> int:
+    """What DeviceWeights allocates for these layers."""
+    return _place(layers)[1]
+
+
+def _place(layers: tuple[Layer, ...]) -> tuple[dict[str, int], int]:
+    """Each tensor's offset by name, and the end."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for stack in (stack for layer in layers for stack in stacks_of(layer)):
+        end = -(-end // ALIGNMENT) * ALIGNMENT
+        for spec in stack:
+            if spec.name not in offsets:  # a tied head is the embedding again
+                offsets[spec.name] = end
+                end += _elements(spec) * BF16_BYTES
+    return offsets, end
+
+
 class DeviceWeights:
     """Loads every tensor of a checkpoint in one allocation.
 
@@ -57,8 +75,7 @@ class DeviceWeights:
     """
 
     def __init__(self, source: WeightSource, progress: Progress | None = None) -> None:
-        self._offsets: dict[str, int] = {}
-        self.nbytes = self._place(source.layers)
+        self._offsets, self.nbytes = _place(source.layers)
         self._memory = Buffer(self.nbytes, "the model's weights")
         for spec, tensor in source.tensors(progress):
             self._load(self._offsets[spec.name], tensor)
@@ -66,16 +83,6 @@ class DeviceWeights:
     def address(self, first: TensorSpec) -> int:
         """Where a tensor begins; of a stack, ask for its first."""
         return self._memory.pointer + self._offsets[first.name]
-
-    def _place(self, layers: tuple[Layer, ...]) -> int:
-        end = 0
-        for stack in (stack for layer in layers for stack in stacks_of(layer)):
-            end = -(-end // ALIGNMENT) * ALIGNMENT
-            for spec in stack:
-                if spec.name not in self._offsets:  # a tied head is the embedding again
-                    self._offsets[spec.name] = end
-                    end += _elements(spec) * BF16_BYTES
-        return end
 
     def _load(self, offset: int, tensor: StoredTensor) -> None:
         rows, columns = (1, *tensor.shape)[-2:]
