@@ -13,6 +13,11 @@ run: install model $(if $(filter cuda,$(ENGINE)),cuda)
 	$(BIN)/blink up --engine $(ENGINE) --sample "Explain in two sentences why the sky is blue."
 
 test: lint types imports model
+	@command -v curl >/dev/null || { \
+	  if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	    echo "blink's tests need one more package, installing: curl"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes curl >/dev/null; \
+	  else echo "blink's tests need one more package: apt-get install curl"; exit 1; fi; }
 	$(BIN)/pytest
 
 # On a machine with an NVIDIA GPU; what compares with transformers also needs torch and transformers in the venv.
