@@ -175,7 +175,7 @@ async def measure(rate: float, streams: int, seconds: float, flags: Sequence[str
             process("tests.support.stand_in_engine", str(ring), *engine_flags, ready="READY") as engine,
             process(
                 "services.dpu_gateway",
-                *(f"--listen={address}", f"--bootstrap=unix:{directory / 'bootstrap'}", *flags),
+                *(f"--listen={address}", "--http-listen=off", f"--bootstrap=unix:{directory / 'bootstrap'}", *flags),
                 ready='"attached"',
                 BLINK_RUNTIME_DIR=str(directory),
             ) as gateway,

@@ -21,21 +21,22 @@ def require_target(address: str) -> str:
 
 
 @contextmanager
-def reserve(address: str, workers: int) -> Iterator[str]:
+def reserve(address: str, workers: int, option: str = "--listen") -> Iterator[str]:
     """Make sure that nobody else serves at ``host:port``, and keep it so; port 0 becomes a free port.
 
     Workers share a port by SO_REUSEPORT, which would let a second Blink share it too, without a word. So this looks
-    first without that option, and then holds the port with a socket that takes no connections.
+    first without that option, and then holds the port with a socket that takes no connections. ``option`` is how the
+    operator chooses the address.
 
     Raises:
         CommandError: the address is malformed or in use.
     """
     if address.startswith(UNIX_PREFIX):
         if workers > 1:
-            raise CommandError(f"--workers is {workers}, but a unix socket serves one worker only")
+            raise CommandError(f"--workers is {workers}, but a unix socket ({option} {address}) serves one worker only")
         yield address
         return
-    host, port = _split("listen", address, lowest_port=0)
+    host, port = _split(option.removeprefix("--"), address, lowest_port=0)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -50,7 +51,7 @@ def reserve(address: str, workers: int) -> Iterator[str]:
     except UnicodeError as error:  # of a host name that can't be one
         raise CommandError(f"cannot listen on {address}: {error}") from error
     except OSError as error:
-        hint = "; is another Blink running? --listen chooses another port" if error.errno == errno.EADDRINUSE else ""
+        hint = f"; is another Blink running? {option} chooses another port" if error.errno == errno.EADDRINUSE else ""
         raise CommandError(f"cannot listen on {address}: {error.strerror}{hint}") from error
     with holder:
         yield f"{host}:{target[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,8 +25,9 @@ def require_free(ring: Path, instance: str) -> None:
         return  # there is none, or bootstrap will say what is wrong with it
 
 
-def remove_leftovers(ring: Path, address: str, sockets: Iterable[Path]) -> None:
-    """Remove a ring that no living process owns, and with it the sockets of the handshake and of gateway workers."""
+def remove_leftovers(ring: Path, address: str, sockets: Iterable[Path], figures: Path) -> None:
+    """Remove a ring that no living process owns, and with it the sockets of the handshake and of gateway workers, and
+    the directory of the workers' figures."""
     try:
         with ring.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,3 +40,4 @@ def remove_leftovers(ring: Path, address: str, sockets: Iterable[Path]) -> None:
         sockets = [*sockets, Path(address.removeprefix(UNIX_PREFIX))]
     for path in sockets:
         path.unlink(missing_ok=True)
+    shutil.rmtree(figures, ignore_errors=True)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from services.cli.numbers import between
-from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS
+from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS
 from services.common.errors import BlinkError
 
 app = typer.Typer(
@@ -82,6 +82,13 @@ def serve(
         str | None,
         typer.Option(
             help="Where clients call: host:port (port 0: any free one) or unix:/path.", show_default=DEFAULT_ADDRESS
+        ),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            help="Where OpenAI clients and Prometheus call: host:port, unix:/path, or off.",
+            show_default=DEFAULT_HTTP_ADDRESS,
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Gateway worker processes.")] = 1,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
 ADDRESS_VARIABLE = "BLINK_ADDRESS"
 
 

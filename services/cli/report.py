@@ -71,6 +71,11 @@ class Report:
         generate, status = command("generate", '"Hello"', *flag), command("status", "--watch", *flag)
         self.say(f"Try `{generate}` or `{status}` in another terminal; Ctrl-C drains and stops.")
 
+    def serving_http(self, address: str) -> None:
+        """The OpenAI API serves too."""
+        where = address if address.startswith("unix:") else f"http://{address}"
+        self.say(f"OpenAI API at {where}/v1, metrics at {where}/metrics")
+
     def stopping(self) -> None:
         """A stop was asked for."""
         self._bar.stop()

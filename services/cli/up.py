@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 
@@ -24,6 +25,7 @@ from services.cli.model import fetch
 from services.cli.report import Report
 from services.cli.supervisor import Supervisor
 from services.common.runtime import runtime_directory
+from services.dpu_gateway.metrics.sharing import SharedFigures
 from services.dpu_gateway.peers import socket_path
 from services.dpu_gateway.settings import GatewaySettings
 
@@ -44,6 +46,7 @@ class UpOptions:
     engine: str | None
     instance: str | None
     listen: str | None
+    http: str | None
     workers: int
     sample: str | None
     verbose: bool
@@ -59,10 +62,14 @@ def up(options: UpOptions) -> None:
     require_free(bootstrap_settings.ring_path, bootstrap_settings.instance)
     _ensure_model(bootstrap_settings.model, console)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    with reserve(gateway_settings.listen, options.workers) as listen, Report(console, options.verbose) as report:
+    with (
+        reserve(gateway_settings.listen, options.workers) as listen,
+        _reserve_http(gateway_settings, options.workers) as http_listen,
+        Report(console, options.verbose) as report,
+    ):
         bootstrap = Child("bootstrap", "services.bootstrap", flags["bootstrap"], events)
         meeting = [f"--instance={bootstrap_settings.instance}", f"--bootstrap={bootstrap_settings.address}"]
-        gateway_flags = [*flags["gateway"], *meeting, f"--listen={listen}"]
+        gateway_flags = [*flags["gateway"], *meeting, f"--listen={listen}", f"--http-listen={http_listen}"]
         gateways = [
             Child(f"gateway-{worker}", "services.dpu_gateway", [*gateway_flags, f"--worker={worker}"], events)
             for worker in range(options.workers)
@@ -81,6 +88,8 @@ def up(options: UpOptions) -> None:
 
         def on_serving() -> None:
             report.started(bootstrap_settings.model, listen, options.workers, time.monotonic() - started)
+            if gateway_settings.serves_http:
+                report.serving_http(http_listen)
             if sample:
                 sample.start()
 
@@ -95,7 +104,8 @@ def up(options: UpOptions) -> None:
             if bootstrap.was_ready:
                 directory, instance = runtime_directory(), bootstrap_settings.instance
                 sockets = [socket_path(directory, instance, worker) for worker in range(options.workers)]
-                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, sockets)
+                figures = SharedFigures.directory(directory, instance)
+                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, sockets, figures)
     if sample and sample.error:
         raise sample.error
     if not supervisor.served:
@@ -114,6 +124,8 @@ def _process_flags(options: UpOptions) -> dict[str, list[str]]:
             flags["bootstrap"].append(f"--{name}={value}")
     if options.listen is not None:
         flags["gateway"].append(f"--listen={options.listen}")
+    if options.http is not None:
+        flags["gateway"].append(f"--http-listen={options.http}")
     for setting in options.settings:
         process, dot, assignment = setting.partition(".")
         name, equals, value = assignment.partition("=")
@@ -126,6 +138,12 @@ def _process_flags(options: UpOptions) -> dict[str, list[str]]:
     if lanes < options.workers:
         raise CommandError(f"--workers is {options.workers}, but bootstrap has {lanes} lanes: --set bootstrap.lanes=N")
     return flags
+
+
+def _reserve_http(settings: GatewaySettings, workers: int) -> AbstractContextManager[str]:
+    if not settings.serves_http:
+        return nullcontext(settings.http_listen)
+    return reserve(settings.http_listen, workers, "--http")
 
 
 def _ensure_model(name: str, console: Console) -> None:

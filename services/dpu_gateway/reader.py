@@ -140,6 +140,10 @@ class TokenReader:
             self._wake_or_hold(stream, now, woken_before)
             if stream.unsent > self._max_unsent:
                 self._on_slow(stream)
+        for entry in entries[kinds == LogKind.ADMITTED]:
+            stream = self._streams[int(entry["slot"])]
+            if stream is not None:
+                stream.admit(float(entry["value"]))
         return self._end(entries[kinds == LogKind.FINISH])
 
     @staticmethod

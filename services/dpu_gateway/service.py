@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-
 import grpc
 from blink.v1 import inference_pb2 as pb
 
-from services.common.logging import bound_request, get_logger
-from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError, UnavailableError
-from services.dpu_gateway.link import EngineLink
-from services.dpu_gateway.model import Model
-from services.dpu_gateway.output import OutputText
+from services.dpu_gateway.errors import FieldError, GatewayError
+from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.peers import Peers, is_forwarded
-from services.dpu_gateway.request import ChatPrompt, Request, TextPrompt, parse_request, token_budget
-from services.dpu_gateway.session import Session
-from services.dpu_gateway.streams import Entries, Stream
 from services.dpu_gateway.wire import lenient_parser
-from services.ring.errors import RingError
-from services.ring.schema import FinishReason, LogKind
 
 SERVICE = "blink.v1.Inference"
-
-FINISHED = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-    FinishReason.TIME_LIMIT: pb.FINISH_REASON_TIME_LIMIT,
-}
 
 GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 AbortContext = grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
 
 
 class InferenceService:
-    def __init__(self, link: EngineLink, peers: Peers, retry_after: float) -> None:
-        self._link = link
+    def __init__(self, generations: Generations, peers: Peers) -> None:
+        self._generations = generations
         self._peers = peers
-        self._retry_after = retry_after
-        self._log = get_logger()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._open = 0
-        self.draining = False
-        self.overloads: Counter[Overload] = Counter()
-
-    @property
-    def open_streams(self) -> int:
-        return self._open
-
-    async def wait_until_idle(self) -> None:
-        """Return once no Generate stream is open."""
-        await self._idle.wait()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the server routes to; unlike the generated one it answers malformed messages with INVALID_ARGUMENT."""
@@ -69,130 +36,16 @@ class InferenceService:
         )
 
     async def generate(self, message: pb.GenerateRequest | FieldError, context: GenerateContext) -> None:
-        self._open += 1
-        self._idle.clear()
         try:
-            await self._generate(message, context)
+            await self._generations.run(message, context.write)
         except GatewayError as error:
-            if isinstance(error, OverloadedError):
-                self.overloads[error.cause] += 1
             await context.abort(error.code, str(error), error.trailing_metadata())
-        finally:
-            self._open -= 1
-            if not self._open:
-                self._idle.set()
 
     async def abort(self, message: pb.AbortRequest | FieldError, context: AbortContext) -> pb.AbortResponse:
         if isinstance(message, FieldError):
             await context.abort(message.code, str(message), message.trailing_metadata())
-        session = self._link.session
+        session = self._generations.link.session
         found = session is not None and session.abort(message.request_id)
         if not is_forwarded(context):  # also when found here: ids are unique in one worker only
             found |= await self._peers.abort(message.request_id)
         return pb.AbortResponse(found=found)
-
-    async def _generate(self, message: pb.GenerateRequest | FieldError, context: GenerateContext) -> None:
-        if isinstance(message, FieldError):
-            raise message
-        if self.draining:
-            raise UnavailableError("the gateway is stopping", self._retry_after)
-        session = self._link.require_session()
-        request = parse_request(message, session.model.limits)
-        with bound_request(request.request_id):
-            try:
-                stream, prompt_tokens = await self._submit(session, request)
-                try:
-                    await self._stream(session, stream, request, prompt_tokens, context)
-                finally:
-                    session.give_up(stream, UnavailableError("the stream has ended", self._retry_after))
-            except FieldError as error:
-                self._log.debug("request_invalid", field=error.field)  # the rest may quote the prompt
-                raise
-            except GatewayError as error:
-                # Overload is for metrics: a line for each refusal would add to it.
-                log = self._log.debug if isinstance(error, OverloadedError) else self._log.warning
-                log("request_failed", code=error.code.name, error=str(error))
-                raise
-
-    async def _submit(self, session: Session, request: Request) -> tuple[Stream, int]:
-        """Tokenize and write into the lane; the stream and the prompt's length. The slot is reserved first, so that
-        a full gateway refuses at once and tokenizes nothing."""
-        slot = session.reserve(request.request_id)
-        try:
-            prompt = await _encode(request, session.model)
-            budget = token_budget(request, len(prompt), session.model.limits)
-            if self._link.session is not session:
-                raise UnavailableError("the engine was lost before the request began", self._retry_after)
-            return session.submit(request, slot, prompt, budget), len(prompt)
-        except BaseException as error:
-            session.release(request.request_id, slot)
-            if isinstance(error, RingError):
-                raise UnavailableError(str(error), self._retry_after) from error
-            raise
-
-    async def _stream(
-        self, session: Session, stream: Stream, request: Request, prompt_tokens: int, context: GenerateContext
-    ) -> None:
-        """Write events until the end. Raises what the request failed with."""
-        output = OutputText(session.model.decode_table, request.stop_strings)
-        accepted = pb.Accepted(request_id=request.request_id, prompt_tokens=prompt_tokens, seed=request.seed)
-        stop_ids = session.model.eos_token_ids.union(request.stop_token_ids)
-        announced = False
-        sent = 0
-        while True:
-            await stream.wait()
-            stream.raise_failure(self._retry_after)
-            if not announced:
-                announced = True
-                await context.write(pb.GenerateResponse(accepted=accepted))
-                stream.raise_failure(self._retry_after)
-            reason = stream.finish  # before the tokens: what comes later waits for the next round
-            if stream.with_logprobs:
-                ids, logprobs = _logprobs(stream.take_entries())
-            else:
-                ids, logprobs = stream.take_tokens(), []
-            if ids:
-                ends_with_stop = reason is FinishReason.STOP and ids[-1] in stop_ids  # a mark, not text
-                piece = output.push(ids[:-1] if ends_with_stop else ids)
-                if piece.matched is not None:
-                    del ids[piece.used :], logprobs[piece.used :]
-                chunk = pb.TokenChunk(text=piece.text, token_ids=ids, logprobs=logprobs)
-                sent += len(ids)
-                await context.write(pb.GenerateResponse(chunk=chunk))
-                if piece.matched is not None:
-                    finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string=piece.matched)
-                    break
-            if reason is not FinishReason.NONE:
-                last = output.flush()
-                kind = FINISHED[reason] if last.matched is None else pb.FINISH_REASON_STOP_STRING
-                finished = pb.Finished(reason=kind, stop_string=last.matched or "", text=last.text)
-                break
-        finished.usage.prompt_tokens = prompt_tokens
-        finished.usage.completion_tokens = sent
-        await context.write(pb.GenerateResponse(finished=finished))
-
-
-async def _encode(request: Request, model: Model) -> list[int]:
-    match request.prompt:
-        case TextPrompt(text):
-            return await model.encoder.encode_text(text)
-        case ChatPrompt(messages):
-            return await model.encoder.encode_chat(messages)
-        case tokens:
-            return tokens.ids
-
-
-def _logprobs(entries: Entries) -> tuple[list[int], list[pb.TokenLogprobs]]:
-    """Ids and their log-probabilities from whole tokens' log entries."""
-    ids: list[int] = []
-    logprobs: list[pb.TokenLogprobs] = []
-    top: list[pb.TopLogprob] = []
-    columns = (entries["kind"].tolist(), entries["token"].tolist(), entries["value"].tolist())
-    for kind, token, value in zip(*columns, strict=True):
-        if kind == LogKind.TOP_LOGPROB:
-            top.append(pb.TopLogprob(token_id=token, logprob=value))
-        else:
-            ids.append(token)
-            logprobs.append(pb.TokenLogprobs(logprob=value, top=top))
-            top = []
-    return ids, logprobs

@@ -11,6 +11,8 @@ from services.common.cpu import available_cpus
 from services.common.runtime import DEFAULT_INSTANCE, InstanceName
 from services.ring.settings import RingAccessSettings
 
+HTTP_OFF = "off"
+
 
 class GatewaySettings(RingAccessSettings):
     """Read once at start; times are in seconds unless the name says otherwise."""
@@ -21,6 +23,9 @@ class GatewaySettings(RingAccessSettings):
     worker: int = Field(0, ge=0, le=255, description="number of this worker among those that share the port")
     gateway_id: str = Field("", max_length=128, description="names the lane's owner; default HOST/WORKER")
     listen: str = Field("127.0.0.1:50051", min_length=1, description="address of the API; its workers share it")
+    http_listen: str = Field(
+        "127.0.0.1:8000", min_length=1, description="address of the OpenAI API, /ready and /metrics; off for none"
+    )
     bootstrap: str = Field("", description="gRPC target of the bootstrap; default the instance's unix socket")
     bootstrap_name: str = Field("", description="name in the bootstrap's certificate, if not the target's host")
     model_fingerprint: str = Field("", pattern="^([0-9a-f]{64})?$", description="serve no other model than this one")
@@ -50,6 +55,7 @@ class GatewaySettings(RingAccessSettings):
         65_536, ge=64, le=1 << 24, description="log entries held for a client that reads slowly; more end its stream"
     )
     keepalive_interval: float = Field(30.0, ge=1, le=3600, description="between pings of idle connections")
+    http_keep_alive: int = Field(75, ge=1, le=3600, description="for an idle HTTP connection to stay open")
     keepalive_timeout: float = Field(10.0, ge=1, le=600, description="for the answer to a ping")
 
     @model_validator(mode="after")
@@ -66,6 +72,10 @@ class GatewaySettings(RingAccessSettings):
                 "handshake_certificate, handshake_key and handshake_authority"
             )
         return self
+
+    @property
+    def serves_http(self) -> bool:
+        return self.http_listen != HTTP_OFF
 
     @property
     def lane_owner(self) -> str:

@@ -41,6 +41,7 @@ class Stream:
         "error",
         "held",
         "position",
+        "queue_seconds",
         "request_id",
         "slot",
         "span",
@@ -57,6 +58,7 @@ class Stream:
         self.span = span  # offset of the record in the arena
         self.with_logprobs = with_logprobs
         self.accepted = False  # the engine has queued it
+        self.queue_seconds = 0.0  # until the engine first admitted it, by the engine's clock
         self.abort_requested = False
         self.held = False  # fed but not woken: the reader's note
         self.woken_at = 0.0  # for tokens, by the reader
@@ -85,6 +87,11 @@ class Stream:
         if not self.accepted:
             self.accepted = True
             self.wake()
+
+    def admit(self, seconds: float) -> None:
+        """The engine's ADMITTED: queued for so long."""
+        self.queue_seconds = seconds
+        self.accept()
 
     def feed_tokens(self, tokens: list[int]) -> None:
         if self.error is not None:

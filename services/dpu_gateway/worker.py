@@ -12,7 +12,13 @@ from services.common.logging import get_logger
 from services.common.runtime import bootstrap_address, runtime_directory
 from services.dpu_gateway.control import ControlService
 from services.dpu_gateway.errors import UnavailableError
+from services.dpu_gateway.generation import Generations
+from services.dpu_gateway.http.app import HttpApi
+from services.dpu_gateway.http.server import HttpServer
 from services.dpu_gateway.link import EngineLink
+from services.dpu_gateway.metrics.exposition import Exposition
+from services.dpu_gateway.metrics.gateway import GatewayMetrics
+from services.dpu_gateway.metrics.sharing import SharedFigures
 from services.dpu_gateway.peers import Peers, socket_path
 from services.dpu_gateway.server import Health, build_server, listen
 from services.dpu_gateway.service import InferenceService
@@ -24,21 +30,33 @@ STOP_GRACE = 0.2  # seconds for calls other than Generate
 
 
 class Worker:
-    """``start``, then ``drain``. ``directory`` holds the peers' sockets."""
+    """``start``, then ``drain``. ``directory`` holds the peers' sockets; ``figures``, when there are any, are shared
+    with them."""
 
-    def __init__(self, settings: GatewaySettings, directory: Path) -> None:
+    def __init__(self, settings: GatewaySettings, directory: Path, figures: SharedFigures | None = None) -> None:
         self._settings = settings
         self._pools = EncodePools(settings.tokenizer_threads)
         self._health = Health()
         bootstrap = settings.bootstrap or bootstrap_address(settings.instance)
         self.link = EngineLink(settings, bootstrap, self._pools, self._health.report)
         self._peers = Peers(directory, settings.instance, settings.worker)
-        self.inference = InferenceService(self.link, self._peers, settings.retry_after)
-        controller = ControlService(self.link, self.inference.overloads, settings.retry_after)
-        self._server = build_server(settings, self.inference, controller, self._health)
+        self._figures = figures
+        metrics = GatewayMetrics()
+        self.generations = Generations(self.link, metrics, settings.retry_after)
+        inference = InferenceService(self.generations, self._peers)
+        controller = ControlService(self.link, self.generations.overloads, settings.retry_after)
+        self._server = build_server(settings, inference, controller, self._health)
+        exposition = Exposition(self.link, metrics.collect if figures is None else figures.collect)
+        api = HttpApi(
+            self.generations,
+            exposition,
+            retry_after=settings.retry_after,
+            max_body_bytes=settings.max_message_bytes,
+        )
+        self._http = HttpServer(api.app(), settings.http_keep_alive)
         self._socket = socket_path(directory, settings.instance, settings.worker)
         self._log = get_logger()
-        self.port = 0
+        self.port = self.http_port = 0
 
     async def start(self) -> None:
         """Listen and begin to attach. Raises PortError."""
@@ -46,8 +64,16 @@ class Worker:
         self.port = listen(self._server, self._settings.listen)
         listen(self._server, f"unix:{self._socket}")
         await self._server.start()
+        if self._settings.serves_http:
+            self.http_port = await self._http.start(self._settings.http_listen)
         self.link_task = asyncio.create_task(self.link.run(), name="engine-link")
-        self._log.info("listening", address=self._settings.listen, port=self.port)
+        self._log.info(
+            "listening",
+            address=self._settings.listen,
+            port=self.port,
+            http_address=self._settings.http_listen,
+            http_port=self.http_port,
+        )
 
     async def drain(self) -> None:
         """Refuse what is new, let open streams finish within the drain limit, end the rest with a status, stop.
@@ -56,21 +82,21 @@ class Worker:
         UNAVAILABLE.
         """
         limit = self._settings.drain_limit
-        self._log.info("draining", open_streams=self.inference.open_streams, limit_seconds=limit)
-        self.inference.draining = True
+        self._log.info("draining", open_streams=self.generations.open_streams, limit_seconds=limit)
+        self.generations.draining = True
         await self._health.stop()
         if not await self._idle_within(limit):
-            self._log.warning("drain_limit_reached", open_streams=self.inference.open_streams)
+            self._log.warning("drain_limit_reached", open_streams=self.generations.open_streams)
             if self.link.session is not None:
                 self.link.session.fail_all(UnavailableError("the gateway stopped", self._settings.retry_after))
             await self._idle_within(LAST_WORDS)
-        await self._server.stop(STOP_GRACE)
+        await asyncio.gather(self._server.stop(STOP_GRACE), self._http.stop())
         await self._close()
         self._log.info("stopped")
 
     async def _idle_within(self, limit: float) -> bool:
         try:
-            await asyncio.wait_for(self.inference.wait_until_idle(), limit)
+            await asyncio.wait_for(self.generations.wait_until_idle(), limit)
         except TimeoutError:
             return False
         return True
@@ -81,6 +107,8 @@ class Worker:
         await self._peers.close()
         self._pools.shutdown()
         self._socket.unlink(missing_ok=True)
+        if self._figures is not None:
+            self._figures.remove()
 
 
 async def serve(settings: GatewaySettings) -> int:
@@ -89,7 +117,10 @@ async def serve(settings: GatewaySettings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    worker = Worker(settings, runtime_directory())
+    directory = runtime_directory()
+    figures = SharedFigures(SharedFigures.directory(directory, settings.instance), settings.worker)
+    figures.open()
+    worker = Worker(settings, directory, figures)
     await worker.start()
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((stopped, worker.link_task), return_when=asyncio.FIRST_COMPLETED)

@@ -60,7 +60,7 @@ async def test_an_interrupt_aborts_the_generation_in_the_engine() -> None:
         process.send_signal(signal.SIGINT)
         _, stderr = await process.communicate()
         assert (process.returncode, stderr) == (130, b"blink: aborted after 3 tokens\n")
-        await until(lambda: not system.engine.lanes[0].live.any() and system.workers[0].inference.open_streams == 0)
+        await until(lambda: not system.engine.lanes[0].live.any() and system.workers[0].generations.open_streams == 0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import typer
 
 from services.bootstrap.settings import BootstrapSettings
 from services.cli.main import app, main
-from services.cli.program import DEFAULT_ADDRESS
+from services.cli.program import DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS
 from services.dpu_gateway.settings import GatewaySettings
 from tests.cli.run_blink import blink
 
@@ -29,6 +29,7 @@ TEXT_OPTIONS = {
     "engine",
     "instance",
     "listen",
+    "http",
     "sample",
     "settings",
     "prompt",
@@ -115,9 +116,9 @@ def test_an_address_where_nobody_answers_is_one_line(
 def test_help_tells_the_defaults_that_hold() -> None:
     shown = " ".join(blink("up", "--help", environment={"COLUMNS": "200"}).stdout.split())
     bootstrap, gateway = BootstrapSettings(), GatewaySettings()
-    for default in (bootstrap.model, bootstrap.engine, bootstrap.instance, gateway.listen):
+    for default in (bootstrap.model, bootstrap.engine, bootstrap.instance, gateway.listen, gateway.http_listen):
         assert f"[default: ({default})]" in shown
-    assert gateway.listen == DEFAULT_ADDRESS
+    assert (gateway.listen, gateway.http_listen) == (DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS)
 
 
 def test_the_version_is_the_packages() -> None:

@@ -125,6 +125,9 @@ class Gateway:
     def control(self, worker: int = 0) -> control_pb2_grpc.ControlAsyncStub:
         return control_pb2_grpc.ControlStub(self.channel(worker))
 
+    def http_socket(self, worker: int = 0) -> Path:
+        return self.directory / f"http-{worker}.sock"
+
     async def health(self, name: str = "") -> int:
         check: grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
         check = self.channel().unary_unary(
@@ -159,6 +162,7 @@ class Gateway:
         settings = GatewaySettings(
             worker=number,
             listen=address,
+            http_listen=f"unix:{self.http_socket(number)}",
             bootstrap=f"unix:{self.directory / 'bootstrap.sock'}",
             **{"encode_threads": 1, "reattach_delay": 0.05, "watch_interval": 0.02, "drain_limit": 5.0} | self.settings,
         )

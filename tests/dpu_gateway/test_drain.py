@@ -27,6 +27,7 @@ SECRET = "a prompt that no log may show"
 class WorkerProcess:
     process: asyncio.subprocess.Process
     port: int
+    http_port: int
     log: list[dict[str, object]]
 
     async def event(self, name: str) -> dict[str, object]:
@@ -48,18 +49,21 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker_process(system: Gateway, *flags: str, port: int = 0) -> AsyncIterator[WorkerProcess]:
+async def worker_process(
+    system: Gateway, *flags: str, port: int = 0, http_port: int = 0
+) -> AsyncIterator[WorkerProcess]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "services.dpu_gateway", f"--listen=127.0.0.1:{port}"),
+        *("-m", "services.dpu_gateway", f"--listen=127.0.0.1:{port}", f"--http-listen=127.0.0.1:{http_port}"),
         f"--bootstrap=unix:{system.directory / 'bootstrap.sock'}",
         *flags,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"BLINK_RUNTIME_DIR": str(system.directory)},
     )
-    worker = WorkerProcess(process, 0, [])
+    worker = WorkerProcess(process, 0, 0, [])
     try:
-        worker.port = int(str((await worker.event("listening"))["port"]))
+        listening = await worker.event("listening")
+        worker.port, worker.http_port = (int(str(listening[name])) for name in ("port", "http_port"))
         await worker.event("attached")
         yield worker
     finally:

@@ -33,7 +33,8 @@ class Product:
         self.environment = {"BLINK_RUNTIME_DIR": str(directory)}
         self.lines: list[str] = []
         self.output: list[str] = []
-        command = [*BLINK, "up", "--instance", self.instance, "--listen", "127.0.0.1:0", "--verbose", *flags]
+        free_ports = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        command = [*BLINK, "up", "--instance", self.instance, *free_ports, "--verbose", *flags]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -69,6 +70,11 @@ class Product:
     def address(self) -> str:
         """Where it serves; waits until it does."""
         return self.wait_for(r"serving .* at (\S+) ")[1]
+
+    @property
+    def http(self) -> str:
+        """Base URL of its HTTP API; waits until it serves."""
+        return self.wait_for(r"OpenAI API at (\S+)/v1")[1]
 
     @contextmanager
     def channel(self) -> Iterator[grpc.Channel]:

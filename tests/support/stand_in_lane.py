@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class StandInLane:
         self.totals = LaneTotals()
         self.finished = np.zeros(len(FinishReason), np.uint64)  # by FinishReason
         self.live = np.zeros(slots, bool)
+        self.descriptors: deque[np.void] = deque(maxlen=16)  # of the latest requests, dtypes.DESCRIPTOR
         self._region, self._geometry, self._lane, self._behaviour = region, geometry, lane, behaviour
         self._inbound, self._outbound = geometry.inbound(lane), geometry.outbound(lane)
         self._log = self._view(geometry.log(lane), dtypes.LOG_ENTRY, geometry.log_entries)
@@ -175,6 +177,7 @@ class StandInLane:
             self._admit(tag, slot, descriptor, np.frombuffer(ids, np.uint32), now)
 
     def _admit(self, tag: int, slot: int, descriptor: np.void, prompt: Tokens, now: float) -> None:
+        self.descriptors.append(descriptor)
         max_tokens, limit = int(descriptor["max_tokens"]), int(descriptor["time_limit_ms"])
         output = self._behaviour.script(prompt, max_tokens)[:max_tokens]
         if output.size > self._outputs.shape[1]:
