@@ -6,7 +6,7 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-gpu soak-gpu test-rdma install cuda lint types imports format lock clean model
+.PHONY: run test test-gpu soak-gpu sanitize-gpu test-rdma install cuda lint types imports format lock clean model
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -28,6 +28,10 @@ test-gpu: install model cuda
 SECONDS := 600
 soak-gpu: install cuda
 	$(BIN)/python -m bench.soak --seconds $(SECONDS)
+
+# compute-sanitizer, of a CUDA toolkit or of requirements/bench.txt, over a small model on a GPU.
+sanitize-gpu: install cuda
+	$(BIN)/python -m bench.sanitize
 
 # In an emulated machine with soft-RoCE (docs/rdma.md): no RDMA hardware, no KVM and, once qemu is there, no root.
 test-rdma: install
