@@ -5,7 +5,8 @@ block) and over the host-driven one (the same kernels in graphs that the host la
 CUDA 13: of a CUDA toolkit, or the wheel nvidia-cuda-sanitizer-api (requirements/bench.txt). Whole logs go to a folder;
 exits with 1 unless every check is clean.
 
-The load is two dozen requests of random sampling settings, a hostile one among them, each answer checked as in the soak.
+The load is two dozen requests of random sampling settings, a hostile one among them; each answer is checked as in the
+soak.
 """
 
 from __future__ import annotations
