@@ -8,7 +8,6 @@ nearer: bytes that must move over the bandwidth, or operations over the tensor c
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.families import MODELS, RandomWeights, parser_of
+from bench.timing import replay_seconds
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
-from services.gpu_engine.cuda.driver import Device, Stream, Timer
+from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
@@ -90,7 +90,6 @@ class Bench:
         pages = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
         for offset in range(0, self.executor.cache.nbytes, pages.nbytes):
             self.executor.cache.upload(pages[: (self.executor.cache.nbytes - offset) // 2], offset)
-        self.timer = Timer(self.stream)
 
     def step(self, rows: Sequence[tuple[int, int]]) -> None:
         """Upload a step of (tokens in the cache, tokens of this step) rows; the last token of each is sampled."""
@@ -114,19 +113,6 @@ class Bench:
                 history=np.zeros(1, np.uint32),
             )
         )
-
-    def seconds(self, launch: Callable[[], None], repeats: int = 20) -> float:
-        """Median time of one replay of what ``launch`` launches."""
-        launch()
-        self.stream.synchronize()
-        with self.stream.capture() as graphs:
-            launch()
-        times = []
-        for _ in range(repeats + 3):
-            self.timer.start()
-            graphs[0].launch(self.stream)
-            times.append(self.timer.stop())
-        return statistics.median(times[3:])
 
     def kernels(self, rows: Sequence[tuple[int, int]]) -> Iterator[Timed]:
         """(name, launches, all of them, cost of one) for each kernel of the step."""
@@ -178,7 +164,9 @@ class Bench:
         def attend() -> None:
             kernels.plan_attention(stream)  # resets the layers' tickets
             for i, layer_pages in enumerate(pages):
-                kernels.attention(stream, i, qkv, layer_pages, attended)
+                kernels.attention(
+                    stream, i, qkv=qkv, tokens=tokens, layer_pages=layer_pages, pages=executor.pages, out=attended
+                )
 
         yield (
             "attention",
@@ -231,7 +219,9 @@ class Bench:
                 sampling[name] = value
             sampling["seed"] = rng.integers(0, 1 << 62, rows)
             self.arrays.sampling.upload(sampling)
-            times.append(self.seconds(lambda: self.executor.sampler.sample(self.stream, rows, logits.pointer)))
+            times.append(
+                replay_seconds(self.stream, lambda: self.executor.sampler.sample(self.stream, rows, logits.pointer))
+            )
         print(
             f"sampling of {rows:3} rows, us: "
             + ", ".join(f"{name} {each * 1e6:.1f}" for name, each in zip(SAMPLING, times, strict=True))
@@ -240,7 +230,7 @@ class Bench:
     def report(self, name: str, rows: Sequence[tuple[int, int]], *, kernels: bool) -> None:
         self.step(rows)
         tokens, samples = sum(n for _, n in rows), len(rows)
-        step = self.seconds(lambda: self.executor.launch(self.stream, tokens, samples))
+        step = replay_seconds(self.stream, lambda: self.executor.launch(self.stream, tokens, samples))
         print(f"\n{name}: step {step * 1e3:.3f} ms", flush=True)
         if not kernels:
             return
@@ -250,7 +240,7 @@ class Bench:
         )
         total = floor = 0.0
         for kernel, launches, launch, cost in self.kernels(rows):
-            each = self.seconds(launch) / launches
+            each = replay_seconds(self.stream, launch) / launches
             total, floor = total + each * launches, floor + cost.floor * launches
             print(
                 f"{kernel:20} {launches:8} {each * 1e6:8.2f} {cost.moved / 1e6:9.2f} {cost.moved / each / 1e12:6.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ MIXES: list[Rows] = [
     [(14, 1), (15, 1), (16, 1), (254, 1), (255, 1), (256, 1), (1000, 1)],
     [(0, 2), (0, 63), (0, 64), (0, 65), (1, 15)],
     [(0, 1), (0, 200), (700, 1), (33, 100), (511, 2), (640, 64), (3000, 1)],
+    [(0, 127), (0, 128), (0, 129), (127, 2), (128, 2), (255, 130), (1, 1), (1000, 31)],  # blocks of 128 keys
 ]
-SHAPES = [(4, 4, 64), (9, 3, 64), (8, 2, 128), (16, 2, 64), (8, 1, 128), (4, 4, 128)]
+SHAPES = [(4, 4, 64), (9, 3, 64), (8, 2, 128), (16, 2, 64), (8, 1, 128), (4, 4, 128), (10, 2, 128), (6, 2, 128)]
 
 
 def attend(bench: KernelBench, queries: Floats, cache: Floats) -> Floats:
@@ -43,11 +45,20 @@ def attend(bench: KernelBench, queries: Floats, cache: Floats) -> Floats:
     return out
 
 
-def run(bench: KernelBench, stream: Stream, qkv: int, pages: int, layer: int = 0) -> Floats:
-    model = bench.config
+def run(bench: KernelBench, stream: Stream, qkv: int, pages: int, layer: int = 0, before: int = 0) -> Floats:
+    """What attention writes for the step's tokens, whose projection begins ``before`` tokens into ``qkv``."""
+    model, rest = bench.config, bench.tokens - before
     out = poisoned(2 * bench.tokens * model.query_width)
     bench.kernels.plan_attention(stream)
-    bench.kernels.attention(stream, layer, qkv, pages, out.pointer)
+    bench.kernels.attention(
+        stream,
+        layer,
+        qkv=qkv + 2 * before * bench.geometry.qkv_width,
+        tokens=rest,
+        layer_pages=pages,
+        pages=bench.pages,
+        out=out.pointer,
+    )
     return bfloat16_of(out, bench.tokens, model.heads, model.head_dim)
 
 
@@ -90,6 +101,33 @@ def test_attention_over_the_longest_contexts(
     assert relative_error(run(bench, stream, qkv.pointer, pages.pointer), expected) < BF16_ERROR
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_prompt_of_more_tiles_than_multiprocessors(
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator, head_dim: int
+) -> None:
+    bench = KernelBench(device, compiler, rng, [(0, 2900), (17, 1)], heads=16, kv_heads=8, head_dim=head_dim)
+    qkv, fused = bench.random(bench.tokens, bench.geometry.qkv_width, scale=2.0)
+    pages, cache = bench.random_cache()
+    expected = attend(bench, fused[:, : 16 * head_dim].reshape(bench.tokens, 16, head_dim), cache)
+    found = run(bench, stream, qkv.pointer, pages.pointer)
+    for token in range(0, bench.tokens, 100):  # a tile in the wrong place must not hide in the mean
+        assert relative_error(found[token], expected[token]) < BF16_ERROR, f"token {token}"
+    assert relative_error(found, expected) < BF16_ERROR
+
+
+def test_a_chunk_at_the_end_of_the_longest_context(
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator
+) -> None:
+    rows = [(131072 - 40, 40), (9, 1), (0, 30)]
+    bench = KernelBench(device, compiler, rng, rows, heads=4, kv_heads=1, head_dim=128)
+    qkv, fused = bench.random(bench.tokens, bench.geometry.qkv_width, scale=4.0)
+    pages, cache = bench.random_cache()
+    expected = attend(bench, fused[:, :512].reshape(bench.tokens, 4, 128), cache)
+    found = run(bench, stream, qkv.pointer, pages.pointer)
+    for token in range(bench.tokens):
+        assert relative_error(found[token], expected[token]) < BF16_ERROR, f"token {token}"
+
+
 def test_a_step_of_many_rows(device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator) -> None:
     rows = [(int(done), int(rng.choice([1, 3], p=[0.8, 0.2]))) for done in rng.integers(0, 90, 1500)]
     bench = KernelBench(device, compiler, rng, rows, heads=4, kv_heads=2, head_dim=64)
@@ -117,27 +155,38 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     qkv, _ = bench.random(bench.tokens, bench.geometry.qkv_width)
     pages, _ = bench.random_cache()
     together = run(bench, stream, qkv.pointer, pages.pointer)
-    step, width = bench.step, bench.geometry.qkv_width
+    step = bench.step
     for row, (_, count) in enumerate(rows):
         start = int(step.row_start[row])
         bench.arrays.counts.upload(np.array([count, 1, 1], np.uint32))
         bench.arrays.row_start.upload(np.array([0, count], np.int32))
         bench.arrays.kv_length.upload(step.kv_length[row : row + 1])
         bench.arrays.sequence.upload(step.sequence[row : row + 1])
-        alone = run(bench, stream, qkv.pointer + 2 * start * width, pages.pointer)[:count]
+        alone = run(bench, stream, qkv.pointer, pages.pointer, before=start)[:count]
         np.testing.assert_array_equal(alone, together[start : start + count], f"row {row}")
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (9, 3, 64), (8, 1, 128)])
+@pytest.mark.parametrize("page_size", [16, 128])
 def test_a_prompt_has_the_same_bits_whole_and_in_chunks(
-    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator
+    device: Device,
+    stream: Stream,
+    compiler: Compiler,
+    rng: np.random.Generator,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
 ) -> None:
-    bench = KernelBench(device, compiler, rng, [(0, 300)], heads=8, kv_heads=2, head_dim=128)
-    qkv, _ = bench.random(300, bench.geometry.qkv_width)
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
+    bench = KernelBench(device, compiler, rng, [(0, 1100)], **shape)
+    qkv, _ = bench.random(1100, bench.geometry.qkv_width)
     pages, _ = bench.random_cache()
     whole = run(bench, stream, qkv.pointer, pages.pointer)
-    for start, end in ((0, 70), (70, 72), (72, 300)):
-        bench.arrays.counts.upload(np.array([end - start, 1, 1], np.uint32))
-        bench.arrays.row_start.upload(np.array([0, end - start], np.int32))
-        bench.arrays.kv_length.upload(np.array([end], np.int32))
-        chunk = run(bench, stream, qkv.pointer + 2 * start * bench.geometry.qkv_width, pages.pointer)
-        np.testing.assert_array_equal(chunk[: end - start], whole[start:end])
+    for cuts in ((0, 70, 72, 300, 1100), (0, 128, 512, 1024, 1100), (0, 2, 515, 1098, 1100)):
+        for start, end in pairwise(cuts):
+            bench.arrays.counts.upload(np.array([end - start, 1, 1], np.uint32))
+            bench.arrays.row_start.upload(np.array([0, end - start], np.int32))
+            bench.arrays.kv_length.upload(np.array([end], np.int32))
+            chunk = run(bench, stream, qkv.pointer, pages.pointer, before=start)
+            np.testing.assert_array_equal(chunk[: end - start], whole[start:end], f"{start} to {end} of {cuts}")

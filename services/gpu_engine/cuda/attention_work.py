@@ -8,7 +8,7 @@ from services.gpu_engine.cuda.driver import Buffer
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import StepLimits
 
-TILE_ROWS, MIN_SPLIT, MAX_SPLITS = 64, 256, 64  # kTileRows, kMinSplit, kMaxSplits
+TILE_ROWS, MIN_SPLIT, MAX_SPLITS = 128, 256, 64  # kTileRows, kMinSplit, kMaxSplits
 ITEM_BYTES = 32
 
 
@@ -33,7 +33,7 @@ class AttentionWork:
         self.counts = Buffer(8)
         self.tiles = Buffer(ITEM_BYTES * tiles)
         self.splits = Buffer(ITEM_BYTES * splits)
-        self.tickets = Buffer(4 * config.layers)
+        self.tickets = Buffer(2 * 4 * config.layers)
         self.arrivals = Buffer(4 * limits.rows * config.kv_heads)
         self.arrivals.fill(0)
         self.partial_out = Buffer(4 * splits * config.query_width, "partial results of attention")

@@ -91,6 +91,7 @@ class StepExecutor:
         self._layers = layers
         self._weights = weights
         self._geometry = geometry
+        self.pages = pages
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self.blas = CublasLt()
@@ -142,7 +143,10 @@ class StepExecutor:
         """Between the two products of an attention layer."""
         qkv, pages = self.activations.qkv.pointer, self.layer_pages(layer.index)
         self.rotary(stream, layer, tokens)
-        self.kernels.attention(stream, layer.index, qkv, pages, self.activations.attended.pointer)
+        attended = self.activations.attended.pointer
+        self.kernels.attention(
+            stream, layer.index, qkv=qkv, tokens=tokens, layer_pages=pages, pages=self.pages, out=attended
+        )
 
     def rotary(self, stream: Stream, layer: Attention, tokens: int) -> None:
         """Launch the norms of heads, the rotation and the write of keys and values."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ctypes import c_float, c_uint32
 
+from services.gpu_engine.cuda.attention_maps import page_map, query_map
 from services.gpu_engine.cuda.attention_work import AttentionWork
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
+from services.gpu_engine.cuda.errors import CudaUnavailableError
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
 
@@ -18,7 +20,7 @@ SOURCES = (
     "rotary.cu",
     "swiglu.cu",
 )
-ATTENTION_BLOCK = 128
+ATTENTION_BLOCK = 384
 SWIGLU_BLOCK = 256
 
 
@@ -32,6 +34,8 @@ class Kernels:
     def __init__(
         self, device: Device, geometry: Geometry, compiler: Compiler, step: StepAddresses, work: AttentionWork
     ) -> None:
+        if device.arch != "sm_90a":
+            raise CudaUnavailableError(f"{device.name} is {device.arch}: attention needs a Hopper GPU (sm_90a)")
         modules = {source: Module(compiler.build((source,), geometry.defines())) for source in SOURCES}
         self._geometry = geometry
         self._memory = step.memory, work  # the launches hold addresses alone
@@ -47,8 +51,7 @@ class Kernels:
         self._swiglu = modules["swiglu.cu"].kernel("swiglu", waits=True)
         self._shared = int(modules["attention.cu"].constant("attention_shared_bytes"))
         self._attention.allow_shared(self._shared)
-        resident = self._attention.blocks_per_multiprocessor(ATTENTION_BLOCK, self._shared)
-        self._attention_grid = device.multiprocessors * resident
+        self._attention_grid = max(1, device.multiprocessors - 1)  # one has the control loop
 
     def embedding(self, stream: Stream, tokens: int, table: int, residual: int) -> None:
         self._embedding.launch(stream, (tokens, 1, 1), 128, (self._step, pointer(table), pointer(residual)))
@@ -80,16 +83,16 @@ class Kernels:
         tail = (pointer(query_norm), pointer(key_norm), c_float(self._geometry.config.norm_eps))
         self._rotary.launch(stream, (tokens, 1, 1), 256, (*arguments, *tail))
 
-    def attention(self, stream: Stream, layer: int, qkv: int, layer_pages: int, out: int) -> None:
+    def attention(
+        self, stream: Stream, layer: int, *, qkv: int, tokens: int, layer_pages: int, pages: int, out: int
+    ) -> None:
+        """``pages`` is how many a layer has."""
         head_dim = self._geometry.config.head_dim
         scale = c_float(head_dim**-0.5 * 1.4426950408889634)  # scores in powers of two: exp(x) = 2^(x log2 e)
-        self._attention.launch(
-            stream,
-            (self._attention_grid, 1, 1),
-            ATTENTION_BLOCK,
-            (self._step, self._work, c_uint32(layer), pointer(qkv), pointer(layer_pages), pointer(out), scale),
-            self._shared,
-        )
+        maps = query_map(self._geometry, qkv, tokens), page_map(self._geometry, layer_pages, pages)
+        arguments = (self._step, self._work, c_uint32(layer), *maps, pointer(qkv), pointer(layer_pages), pointer(out))
+        grid = (self._attention_grid, 1, 1)
+        self._attention.launch(stream, grid, ATTENTION_BLOCK, (*arguments, scale), self._shared)
 
     def swiglu(self, stream: Stream, tokens: int, gate_up: int, out: int) -> None:
         chunks = -(-self._geometry.config.ffn // (8 * SWIGLU_BLOCK))

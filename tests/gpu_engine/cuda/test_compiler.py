@@ -63,9 +63,10 @@ def test_no_kernel_is_left_out() -> None:
     assert {*SOURCES, "sampling.cu", "skinny_gemm.cu"} == {path.name for path in KERNELS.glob("*.cu")}
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
-def test_older_architectures_compile_too(arch: str) -> None:
-    build(GEOMETRIES["Llama-3-8B"], ["attention.cu", "rms_norm.cu"], arch)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_attention_refuses_what_is_not_hopper(arch: str) -> None:
+    with pytest.raises(KernelBuildError, match="attention needs a Hopper GPU"):
+        build(GEOMETRIES["Llama-3-8B"], ["attention.cu"], arch)
 
 
 def test_a_build_is_cached_until_a_header_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,25 +1,24 @@
 // Attention of one query token over one split of its keys, for the query heads of one KV head.
 //
-// The block's four warps take groups of 16 keys in turn, each at its own pace: a warp copies its groups' keys and
+// The warpgroup's four warps take groups of 16 keys in turn, each at its own pace: a warp copies its groups' keys and
 // values asynchronously into a ring of its own in shared memory, two groups ahead. Tensor-core fragments come from
 // there in 16-byte loads, without a transpose: the dot product over a head does not care in which order it is summed,
 // so lane c of four takes 8 consecutive dimensions of every 32 of both Q and K; and of V the columns of an output tile
 // may be any 8 dimensions, so lane group g takes 8 consecutive of every 64. Online softmax (arXiv 2205.14135) in
 // base 2.
 //
-// Warps meet in shared memory; then the splits of a row meet in global memory, where the last block to arrive adds them
-// in order: no float depends on who came first. Bound by memory: 4 bytes a key, KV head and dimension;
-// 75% of an H200's bandwidth at 256 rows of 192 keys.
+// Warps meet in shared memory; then the splits of a row meet in global memory, where the last warpgroup to arrive adds
+// them in order: no float depends on who came first. Bound by memory: 4 bytes a key, KV head and dimension; 75% of an
+// H200's bandwidth at 256 rows of 192 keys.
 #pragma once
 
 #include "attention_work.cuh"
 #include "mma.cuh"
 #include "step.cuh"
+#include "warpgroup.cuh"
 
 namespace blink {
 
-inline constexpr u32 kWarps = 4;
-inline constexpr u32 kPieces = kHeadDim / 8;  // 16-byte pieces of a key
 inline constexpr u32 kGroupKeys = 16;
 inline constexpr u32 kStages = 2;
 
@@ -33,11 +32,9 @@ struct DecodeShared {
     DecodeRing ring;
     float out[kGroup][kHeadDim];  // after the ring has been read
   } warp[kWarps];
-};
-
-struct DecodeSums {
   float2 ml[kWarps][kGroup];  // (maximum in log2 units, sum)
   u32 last;
+  u32 next[2];  // items taken
 };
 
 // Where a piece lies, so that the reads below are free of bank conflicts: two keys by four pieces (K), or four even
@@ -47,20 +44,21 @@ __device__ inline u32 value_piece(u32 key, u32 piece) { return key * kPieces + (
 
 __device__ inline void copy_group(DecodeRing& ring, u32 stage, const bf16* source) {
   const u32 keys = shared_address(ring.keys[stage]), values = shared_address(ring.values[stage]);
+  const u32 lane = threadIdx.x % 32, first = lane / kPieces, piece = lane % kPieces;
 #pragma unroll
-  for (u32 i = threadIdx.x % 32; i < kGroupKeys * kPieces; i += 32) {
-    const u32 key = i / kPieces, piece = i % kPieces;
-    copy_async(keys + key_piece(key, piece) * 16, source + i * 8, true);
-    copy_async(values + value_piece(key, piece) * 16, source + kPageValues + i * 8, true);
+  for (u32 i = 0; i < kGroupKeys * kPieces / 32; ++i) {
+    const u32 key = first + i * (32 / kPieces);
+    copy_async(keys + key_piece(key, piece) * 16, source + (lane + i * 32) * 8, true);
+    copy_async(values + value_piece(key, piece) * 16, source + kPageValues + (lane + i * 32) * 8, true);
   }
 }
 
 __device__ inline u32 word(const uint4& raw, u32 i) { return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w; }
 
-// One warp's share of the keys from `begin` to `end`: leaves its sums in `shared` and `sums`.
-__device__ inline void decode_warp(DecodeShared& shared, DecodeSums& sums, const bf16* query, const bf16* pages,
-                                   const i32* page_line, u32 kv_head, u32 begin, u32 end, float scale) {
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+// One warp's share of the keys from `begin` to `end`: leaves its sums in `shared`.
+__device__ inline void decode_warp(DecodeShared& shared, const bf16* query, const bf16* pages, const i32* page_line,
+                                   u32 kv_head, u32 begin, u32 end, float scale) {
+  const u32 warp = warp_in_group(), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const u32 all = (end - begin + kGroupKeys - 1) / kGroupKeys, groups = (all + kWarps - 1 - warp) / kWarps;
   DecodeRing& ring = shared.warp[warp].ring;
   const auto first_key = [&](u32 group) { return begin + (warp + group * kWarps) * kGroupKeys; };
@@ -153,7 +151,7 @@ __device__ inline void decode_warp(DecodeShared& shared, DecodeSums& sums, const
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
   if (g < kGroup) {
-    if (c == 0) sums.ml[warp][g] = make_float2(maximum, sum);
+    if (c == 0) shared.ml[warp][g] = make_float2(maximum, sum);
     float* row = shared.warp[warp].out[g];
 #pragma unroll
     for (u32 s = 0; s < kHeadDim / 64; ++s) {
@@ -166,9 +164,9 @@ __device__ inline void decode_warp(DecodeShared& shared, DecodeSums& sums, const
   }
 }
 
-// Adds the row's splits in order and writes the result; run by the block that finished last.
+// Adds the row's splits in order and writes the result; run by the warpgroup that finished last.
 __device__ inline void add_splits(const WorkList& work, u32 partial, u32 splits, u32 kv_head, bf16* out) {
-  for (u32 i = threadIdx.x; i < kGroup * kHeadDim; i += blockDim.x) {
+  for (u32 i = thread_in_group(); i < kGroup * kHeadDim; i += kWarpgroup) {
     const u64 head = static_cast<u64>(partial) * kHeads + kv_head * kGroup + i / kHeadDim;
     float maximum = minus_infinity();
     for (u32 s = 0; s < splits; ++s) maximum = fmaxf(maximum, __ldcg(&work.partial_ml[head + s * kHeads]).x);
@@ -183,25 +181,24 @@ __device__ inline void add_splits(const WorkList& work, u32 partial, u32 splits,
   }
 }
 
-__device__ inline void decode_split(DecodeShared& shared, DecodeSums& sums, const Step& step, const WorkList& work,
-                                    const WorkItem& item, u32 kv_head, const bf16* qkv, const bf16* pages, bf16* out,
-                                    float scale) {
+__device__ inline void decode_split(DecodeShared& shared, const Step& step, const WorkList& work, const WorkItem& item,
+                                    u32 kv_head, const bf16* qkv, const bf16* pages, bf16* out, float scale) {
   const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
   const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
   const bf16* query = qkv + static_cast<u64>(item.token) * kQkvWidth + kv_head * kGroup * kHeadDim;
   bf16* target = out + static_cast<u64>(item.token) * kQueryWidth + kv_head * kGroup * kHeadDim;
 
-  decode_warp(shared, sums, query, pages, page_line, kv_head, item.first, end, scale);
-  __syncthreads();
-  for (u32 i = threadIdx.x; i < kGroup * kHeadDim; i += blockDim.x) {
+  decode_warp(shared, query, pages, page_line, kv_head, item.first, end, scale);
+  synchronize_warpgroup();
+  for (u32 i = thread_in_group(); i < kGroup * kHeadDim; i += kWarpgroup) {
     const u32 head = i / kHeadDim;
     float maximum = minus_infinity(), sum = 0.0f, value = 0.0f;
 #pragma unroll
-    for (u32 w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, sums.ml[w][head].x);
+    for (u32 w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ml[w][head].x);
 #pragma unroll
     for (u32 w = 0; w < kWarps; ++w) {
-      const float rescale = power_of_two(sums.ml[w][head].x - maximum);
-      sum += sums.ml[w][head].y * rescale;
+      const float rescale = power_of_two(shared.ml[w][head].x - maximum);
+      sum += shared.ml[w][head].y * rescale;
       value += shared.warp[w].out[head][i % kHeadDim] * rescale;
     }
     if (splits == 1) {
@@ -215,14 +212,14 @@ __device__ inline void decode_split(DecodeShared& shared, DecodeSums& sums, cons
   if (splits == 1) return;
 
   __threadfence();
-  __syncthreads();
+  synchronize_warpgroup();
   u32* arrivals = work.arrivals + item.row * kKvHeads + kv_head;
-  if (threadIdx.x == 0) sums.last = atomicAdd(arrivals, 1u) == splits - 1;
-  __syncthreads();
-  if (!sums.last) return;
+  if (thread_in_group() == 0) shared.last = atomicAdd(arrivals, 1u) == splits - 1;
+  synchronize_warpgroup();
+  if (!shared.last) return;
   __threadfence();
   add_splits(work, item.partial, splits, kv_head, target);
-  if (threadIdx.x == 0) *arrivals = 0;
+  if (thread_in_group() == 0) *arrivals = 0;
 }
 
 }  // namespace blink

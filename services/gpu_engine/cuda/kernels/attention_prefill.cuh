@@ -1,160 +1,136 @@
-// Causal attention of one tile of a prompt chunk's queries over all the keys before them, for one KV head.
+// Causal attention of tiles of a prompt chunk's queries over all the keys before them (sm_90a).
 //
-// A tile is kTileRows (token, query head of the group) pairs, 16 to each of the four warps, so that the heads that
-// share keys share their loads. Blocks of 64 keys and values are copied into shared memory two deep, 16-byte pieces
-// swizzled against bank conflicts; online softmax (arXiv 2307.08691). Blocks begin at multiples of 64 keys from the
-// sequence's start, so a row's bits depend neither on the chunk nor on the batch. Bound by the tensor cores (mma.sync);
-// 195 TFLOP/s at 2,048 tokens on an H200, a quarter of its rate.
+// A tile is kTileRows (token, query head of the group) pairs, so that the heads that share keys share their loads, and
+// short chunks fill it sooner. Warpgroup 0 copies: tiles of queries and blocks of 128 keys and values into rings in
+// shared memory, by boxes of tensor maps, a page of a KV head at a time. Warpgroups 1 and 2 have 64 rows of each tile:
+// scores from shared memory, weights from registers times values (wgmma), online softmax in base 2. While one issues
+// its products the other has the softmax, and a block's products with values run under the next one's softmax (the
+// schedule of FlashAttention-3, arXiv 2407.08608).
+//
+// Blocks begin at multiples of 128 keys from the sequence's start, and a block whose keys a row does not see changes
+// nothing in it, so a row's bits depend neither on the chunk nor on the batch. Bound by the tensor cores.
 #pragma once
 
-#include "attention_decode.cuh"
+#include "attention_softmax.cuh"
+#include "wgmma.cuh"
+
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "attention needs a Hopper GPU (sm_90a)"
+#endif
 
 namespace blink {
 
-inline constexpr u32 kBlockKeys = 64;
+// One of the two computing warpgroups.
+__device__ inline void consume_tiles(PrefillShared& shared, u32 consumer, bf16* out, float scale) {
+  const u32 lane = threadIdx.x % 32, warp = warp_in_group();
+  const auto release = [&](CopyBarrier& empty) {
+    __syncwarp();
+    if (lane == 0) empty.arrive();
+  };
+  Softmax softmax;
+  float sums[kHeadDim / 2];
 
-struct PrefillShared {
-  alignas(128) bf16 keys[2][kBlockKeys * kHeadDim];
-  alignas(128) bf16 values[2][kBlockKeys * kHeadDim];
-};
-
-__device__ inline u32 swizzled(u32 key, u32 piece) { return (key * kPieces + (piece ^ (key % 8))) * 16; }
-
-__device__ inline void copy_block(PrefillShared& shared, u32 stage, const bf16* pages, const i32* page_line,
-                                  u32 kv_head, u32 first, u32 kv_length) {
-  const u32 keys = shared_address(shared.keys[stage]), values = shared_address(shared.values[stage]);
-#pragma unroll 2
-  for (u32 i = threadIdx.x; i < kBlockKeys * kPieces; i += kWarps * 32) {
-    const u32 key = i / kPieces, piece = i % kPieces, position = first + key;
-    const bool valid = position < kv_length;
-    const u32 page = page_line[(valid ? position : first) / kPageSize];
-    const bf16* source = pages + page_offset(page, kv_head) + position % kPageSize * kHeadDim + piece * 8;
-    copy_async(keys + swizzled(key, piece), source, valid);
-    copy_async(values + swizzled(key, piece), source + kPageValues, valid);
-  }
-}
-
-__device__ inline void prefill_tile(PrefillShared& shared, const Step& step, const WorkItem& item, u32 kv_head,
-                                    const bf16* qkv, const bf16* pages, bf16* out, float scale) {
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const u32 matrix = lane / 8, matrix_row = lane % 8;
-  const u32 start = item.token, tokens = item.tokens, kv_length = item.kv_length, computed = kv_length - tokens;
-  const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
-
-  // This lane's two tile rows, g and g + 8 of the warp's 16: their token in the row, query head, last visible key.
-  u32 token[2], head[2], position[2];
-  bool valid[2];
-#pragma unroll
-  for (u32 r = 0; r < 2; ++r) {
-    const u32 tile_row = warp * 16 + r * 8 + g;
-    token[r] = item.first + tile_row / kGroup;
-    head[r] = kv_head * kGroup + tile_row % kGroup;
-    valid[r] = tile_row < kTileTokens * kGroup && token[r] < tokens;
-    position[r] = computed + (valid[r] ? token[r] : item.first);
-  }
-
-  u32 q[kHeadDim / 16][4];
-#pragma unroll
-  for (u32 r = 0; r < 2; ++r) {
-    const bf16* source = qkv + static_cast<u64>(start + token[r]) * kQkvWidth + head[r] * kHeadDim + 2 * c;
-#pragma unroll
-    for (u32 s = 0; s < kHeadDim / 16; ++s) {
-      q[s][r] = valid[r] ? *reinterpret_cast<const u32*>(source + s * 16) : 0;
-      q[s][r + 2] = valid[r] ? *reinterpret_cast<const u32*>(source + s * 16 + 8) : 0;
-    }
-  }
-  float o[kHeadDim / 8][4] = {};
-  float maximum[2] = {minus_infinity(), minus_infinity()}, sum[2] = {};
-
-  const u32 last_token = min(item.first + kTileTokens, tokens) - 1;
-  const u32 blocks = (computed + last_token) / kBlockKeys + 1;
-  const u32 unmasked = (computed + item.first + 1) / kBlockKeys;  // blocks that every query of the tile sees in full
-  copy_block(shared, 0, pages, page_line, kv_head, 0, kv_length);
-  commit_copies();
-  for (u32 block = 0; block < blocks; ++block) {
-    if (block + 1 < blocks) {
-      copy_block(shared, (block + 1) % 2, pages, page_line, kv_head, (block + 1) * kBlockKeys, kv_length);
-    }
-    commit_copies();
-    wait_copies<1>();
-    __syncthreads();
-
-    const u32 keys = shared_address(shared.keys[block % 2]), values = shared_address(shared.values[block % 2]);
-    float s[kBlockKeys / 8][4] = {};
+  const auto multiply_keys = [&](const bf16* queries, const bf16* keys) {
+    const u32 rows = shared_address(queries) + consumer * kConsumerRows * kColumns * sizeof(bf16);
 #pragma unroll
     for (u32 d = 0; d < kHeadDim / 16; ++d) {
-#pragma unroll
-      for (u32 n = 0; n < kBlockKeys / 16; ++n) {
-        u32 b[4];
-        load_matrices(b, keys + swizzled(n * 16 + matrix / 2 * 8 + matrix_row, d * 2 + matrix % 2));
-        mma(s[2 * n], q[d][0], q[d][1], q[d][2], q[d][3], b[0], b[1]);
-        mma(s[2 * n + 1], q[d][0], q[d][1], q[d][2], q[d][3], b[2], b[3]);
-      }
+      const u32 half = d / 4, bytes = d % 4 * 32;
+      multiply(softmax.scores, operand(rows + half * kTileRows * kColumns * sizeof(bf16) + bytes, 8 * 128),
+               operand(shared_address(keys) + half * kAtom * sizeof(bf16) + bytes, kHalves * kAtom * sizeof(bf16)),
+               d > 0);
     }
+    commit_products();
+  };
+  const auto multiply_values = [&](const bf16* values) {
+    constexpr u32 kGroupBytes = kHalves * kAtom * sizeof(bf16);  // 8 keys
+#pragma unroll
+    for (u32 i = 0; i < kBlockKeys / 16; ++i) {
+      multiply(sums, softmax.weights[i],
+               operand(shared_address(values) + i * 2 * kGroupBytes, kGroupBytes, kAtom * sizeof(bf16)));
+    }
+    commit_products();
+  };
 
-    if (block >= unmasked) {
-#pragma unroll
-      for (u32 n = 0; n < kBlockKeys / 8; ++n) {
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-          if (block * kBlockKeys + n * 8 + 2 * c + k % 2 > position[k / 2]) s[n][k] = minus_infinity();
-        }
-      }
-    }
-    float rescale[2], base[2];
+  Place queries = {0}, block = {0};
+  const auto await_keys = [&](bool more) {  // of the block after this
+    const Place next = {block.turn + 1};
+    if (more) shared.keys_full[next.slot()].wait(next.parity());
+  };
+  if (consumer == 1) arrive_at(kTurn, kConsumers * kWarpgroup);  // consumer 0 issues first
+  for (;; ++queries.turn) {
+    shared.queries_full[queries.slot()].wait(queries.parity());
+    const Tile tile = shared.tile[queries.slot()];
+    if (tile.blocks == 0) break;
+    const bf16* rows = shared.queries[queries.slot()][0];
+    const u32 computed = tile.item.kv_length - tile.item.tokens;
+    const u32 unmasked = (computed + tile.item.first + 1) / kBlockKeys;  // blocks that all of the tile sees in full
+    bf16* target[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-      float top = maximum[r];
-#pragma unroll
-      for (u32 n = 0; n < kBlockKeys / 8; ++n) top = fmaxf(top, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
-      rescale[r] = power_of_two((maximum[r] - top) * scale);
-      maximum[r] = top;
-      base[r] = top * scale;
-      sum[r] *= rescale[r];
+      const u32 row = consumer * kConsumerRows + warp * 16 + r * 8 + lane / 4;
+      const u32 token = tile.item.first + row / kGroup, head = tile.kv_head * kGroup + row % kGroup;
+      const bool valid = row < kTileTokens * kGroup && token < tile.item.tokens;
+      softmax.position[r] = computed + token;
+      softmax.maximum[r] = minus_infinity();
+      softmax.sum[r] = 0.0f;
+      target[r] = valid ? out + static_cast<u64>(tile.item.token + token) * kQueryWidth + head * kHeadDim : nullptr;
     }
 #pragma unroll
-    for (u32 n = 0; n < kBlockKeys / 8; ++n) {
-#pragma unroll
-      for (u32 k = 0; k < 4; ++k) {
-        s[n][k] = power_of_two(fmaf(s[n][k], scale, -base[k / 2]));
-        sum[k / 2] += s[n][k];
-      }
-    }
-#pragma unroll
-    for (u32 d = 0; d < kHeadDim / 8; ++d) {
-#pragma unroll
-      for (u32 k = 0; k < 4; ++k) o[d][k] *= rescale[k / 2];
-    }
-#pragma unroll
-    for (u32 n = 0; n < kBlockKeys / 16; ++n) {
-      const u32 a0 = pack(s[2 * n][0], s[2 * n][1]), a1 = pack(s[2 * n][2], s[2 * n][3]);
-      const u32 a2 = pack(s[2 * n + 1][0], s[2 * n + 1][1]), a3 = pack(s[2 * n + 1][2], s[2 * n + 1][3]);
-#pragma unroll
-      for (u32 d = 0; d < kHeadDim / 16; ++d) {
-        u32 b[4];
-        load_matrices_transposed(b, values + swizzled(n * 16 + matrix % 2 * 8 + matrix_row, d * 2 + matrix / 2));
-        mma(o[2 * d], a0, a1, a2, a3, b[0], b[1]);
-        mma(o[2 * d + 1], a0, a1, a2, a3, b[2], b[3]);
-      }
-    }
-    __syncthreads();
-  }
-  wait_copies<0>();
+    for (u32 i = 0; i < kHeadDim / 2; ++i) sums[i] = 0.0f;
 
+    shared.keys_full[block.slot()].wait(block.parity());
+    begin_products();
+    multiply_keys(rows, shared.keys[block.slot()]);
+    wait_products<0>(softmax.scores);
+    release(shared.keys_empty[block.slot()]);
+    if (unmasked == 0) softmax.mask(0);
+    softmax.exponentiate(scale);
+    softmax.round_weights();
+    await_keys(tile.blocks > 1);
+
+    for (u32 i = 1; i < tile.blocks; ++i) {
+      const Place before = block;
+      ++block.turn;
+      wait_at(kTurn + consumer, kConsumers * kWarpgroup);
+      begin_products();
+      multiply_keys(rows, shared.keys[block.slot()]);
+      shared.values_full[before.slot()].wait(before.parity());
+      multiply_values(shared.values[before.slot()]);
+      arrive_at(kTurn + (consumer ^ 1), kConsumers * kWarpgroup);
+      wait_products<1>(softmax.scores);
+      release(shared.keys_empty[block.slot()]);
+      if (i >= unmasked) softmax.mask(i * kBlockKeys);
+      softmax.exponentiate(scale);
+      settle(softmax.scores);
+      // Waiting for keys here parts the softmax from the wait for the products that run under it: ptxas moves the
+      // latter up to the former's start if they are in one basic block.
+      await_keys(i + 1 < tile.blocks);
+      wait_products<0>(sums);
+      release(shared.values_empty[before.slot()]);
+      softmax.round_weights();
 #pragma unroll
-  for (u32 r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
-    if (!valid[r]) continue;
-    const float inverse = 1.0f / sum[r];
-    bf16* target = out + static_cast<u64>(start + token[r]) * kQueryWidth + head[r] * kHeadDim + 2 * c;
-#pragma unroll
-    for (u32 d = 0; d < kHeadDim / 8; ++d) {
-      *reinterpret_cast<u32*>(target + d * 8) = pack(o[d][2 * r] * inverse, o[d][2 * r + 1] * inverse);
+      for (u32 k = 0; k < kHeadDim / 2; ++k) sums[k] *= softmax.rescale[k / 2 % 2];
     }
+    release(shared.queries_empty[queries.slot()]);
+
+    shared.values_full[block.slot()].wait(block.parity());
+    bf16* values = shared.values[block.slot()];
+    const u32 valid = tile.item.kv_length - (tile.blocks - 1) * kBlockKeys;
+    if (valid < kBlockKeys) {
+      // What lies behind the sequence's end in its last page was never written: 0 x NaN must not reach the sums.
+      clear_keys(values, valid);
+      fence_async_proxy();
+      synchronize_warpgroup();
+    }
+    begin_products();
+    multiply_values(values);
+    wait_products<0>(sums);
+    release(shared.values_empty[block.slot()]);
+    ++block.turn;
+    store_rows(sums, softmax.sum, target);
   }
+  if (consumer == 0)
+    wait_at(kTurn, kConsumers * kWarpgroup);  // takes the last turn that was given, so that none is left over
 }
 
 }  // namespace blink

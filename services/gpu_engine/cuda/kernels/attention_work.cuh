@@ -1,6 +1,6 @@
 // The attention work list: what plan_attention writes once a step and attention reads in every layer.
 //
-// A row of one token is a decode row: its keys are split among thread blocks. Any other row is a prefill chunk: its
+// A row of one token is a decode row: its keys are split among warpgroups. Any other row is a prefill chunk: its
 // queries are tiled. Where a split or a tile begins depends on the row alone, never on the batch.
 #pragma once
 
@@ -8,9 +8,11 @@
 
 namespace blink {
 
-inline constexpr u32 kTileRows = 64;                    // (token, query head of the group) pairs of a prefill tile
+inline constexpr u32 kTileRows = 128;                   // (token, query head of the group) pairs of a prefill tile
 inline constexpr u32 kTileTokens = kTileRows / kGroup;  // whole tokens that fit
 inline constexpr u32 kMinSplit = 256, kMaxSplits = 64;  // keys of a split at least; splits of a row at most
+
+inline constexpr u32 kPieces = kHeadDim / 8;  // 16-byte pieces of a key
 
 // All that a block needs to know of its item: one 32-byte load.
 struct alignas(32) WorkItem {
@@ -28,7 +30,7 @@ struct WorkList {
   u32* counts;         // prefill tiles, decode splits
   WorkItem* tiles;     // [max_tokens / kTileTokens + max_rows]
   WorkItem* splits;    // [max_rows x splits of the longest context]
-  u32* tickets;        // [layers] next item of each layer's launch beyond those its blocks begin with
+  u32* tickets;        // [layers, tiles and splits] items taken of each layer's launch beyond those it begins with
   u32* arrivals;       // [max_rows, kKvHeads] splits done; 0 between launches
   float* partial_out;  // [splits, kHeads, kHeadDim] not yet divided by the sum
   float2* partial_ml;  // [splits, kHeads] (maximum in log2 units, sum)

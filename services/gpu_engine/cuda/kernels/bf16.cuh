@@ -8,6 +8,10 @@ using u32 = unsigned int;
 using i32 = int;
 using u64 = unsigned long long;
 
+__device__ inline u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
 __device__ inline float minus_infinity() { return __int_as_float(0xFF800000); }
 
 struct bf16 {

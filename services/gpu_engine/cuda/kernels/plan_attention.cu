@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kPlanThreads)
   let_successor_begin();
   wait_for_predecessor();
   const u32 rows = step.counts->rows;
-  for (u32 i = threadIdx.x; i < layers; i += kPlanThreads) work.tickets[i] = 0;
+  for (u32 i = threadIdx.x; i < 2 * layers; i += kPlanThreads) work.tickets[i] = 0;
 
   u64 base = 0;
   for (u32 tile = 0; tile < rows; tile += kPlanThreads) {
