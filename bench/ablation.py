@@ -137,7 +137,7 @@ def run_one(spec: EngineSpec, arguments: argparse.Namespace, cores: Cores) -> tu
         with neighbours(arguments.neighbours, cores.others) as running:
             beside(running, "neighbours")
             if spec.scheduler == "host":
-                engine.move_thread(cores.loop, cores.others)
+                engine.move_threads(cores.loop, cores.others)
                 beside(running, "neighbours on its core too")
         engine.stop()
         times = engine.times()

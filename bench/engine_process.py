@@ -91,13 +91,14 @@ class EngineProcess:
             raise RuntimeError(f"the engine ended with exit code {self.process.returncode}")
         self.audit = json.loads(output)
 
-    def move_thread(self, cpu: int, cpus: Collection[int]) -> None:
-        """Move the one thread that is bound to ``cpu``."""
+    def move_threads(self, cpu: int, cpus: Collection[int]) -> None:
+        """Move what is bound to ``cpu``: the loop's thread, and what it has started."""
         tasks = [int(task.name) for task in Path(f"/proc/{self.process.pid}/task").iterdir()]
         moved = [task for task in tasks if os.sched_getaffinity(task) == {cpu}]
-        if len(moved) != 1:
-            raise RuntimeError(f"threads {moved} of the engine run on CPU {cpu}, one should")
-        os.sched_setaffinity(moved[0], cpus)
+        if not moved:
+            raise RuntimeError(f"no thread of the engine is bound to CPU {cpu}, the loop's should be")
+        for task in moved:
+            os.sched_setaffinity(task, cpus)
 
 
 @contextmanager

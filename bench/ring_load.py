@@ -14,6 +14,8 @@ from services.ring.record import pack_record
 from services.ring.schema import DescriptorFlag, FinishReason, record_bytes
 from tests.gpu_engine.core.machine import Gateway, Stream
 
+PATIENCE = 20.0  # seconds without a token
+
 
 @dataclass(frozen=True)
 class Request:
@@ -56,8 +58,9 @@ class LoadClient:
         slots = min(self._geometry.slots_per_lane, self._geometry.arena_bytes // self._span)
         self._free = list(range(slots))
         self._open: list[Asked] = []
+        self._news = time.perf_counter()
         while not self._gateway.client.attached():
-            time.sleep(0.001)
+            self._check_patience(time.perf_counter())
 
     @property
     def steps(self) -> int:
@@ -74,20 +77,26 @@ class LoadClient:
             temperature=0.0,
             flags=DescriptorFlag.IGNORE_EOS,
         )
-        submitted = time.perf_counter()
+        submitted = self._news = time.perf_counter()
         position = self._gateway.submit(packed, slot * self._span)
         asked = Asked(submitted, self._gateway.stream(position), slot)
         self._open.append(asked)
         return asked
 
     def read(self) -> bool:
-        """Read what is new; whether anything is in flight."""
+        """Read what is new; whether anything is in flight. Raises RuntimeError when nothing has come for long."""
         self._gateway.read()
         now = time.perf_counter()
         ended = False
         for asked in self._open:
-            asked.arrivals += [now] * (len(asked.stream.tokens) - len(asked.arrivals))
+            if new := len(asked.stream.tokens) - len(asked.arrivals):
+                asked.arrivals += [now] * new
+                self._news = now
             ended |= asked.stream.reason is not None
+        if self._open:
+            self._check_patience(now)
+        else:
+            self._news = now
         if ended:
             for asked in [asked for asked in self._open if asked.stream.reason is not None]:
                 if asked.stream.reason is not FinishReason.LENGTH:
@@ -95,6 +104,10 @@ class LoadClient:
                 self._open.remove(asked)
                 self._free.append(asked.slot)
         return bool(self._open)
+
+    def _check_patience(self, now: float) -> None:
+        if now - self._news > PATIENCE:
+            raise RuntimeError(f"the engine has been silent for {PATIENCE:.0f} s")
 
     def run(self, requests: Sequence[Request]) -> list[Asked]:
         """Submit each at its time, read until all have ended."""
