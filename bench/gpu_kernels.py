@@ -24,7 +24,7 @@ from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
-from services.gpu_engine.models.family import Attention, FeedForward, Head, TensorSpec
+from services.gpu_engine.models.family import Attention, FeedForward, Head, Mixture, TensorSpec
 
 BYTES_PER_SECOND = 4.4e12
 OPERATIONS_PER_SECOND = 790e12
@@ -120,6 +120,7 @@ class Bench:
         buffers, kernels, weights = executor.activations, executor.kernels, self.weights
         attention = [layer for layer in self.layers if isinstance(layer, Attention)]
         feed_forward = [layer for layer in self.layers if isinstance(layer, FeedForward)]
+        mixtures = [layer for layer in self.layers if isinstance(layer, Mixture)]
         head = next(layer for layer in self.layers if isinstance(layer, Head))
         tokens, samples = sum(n for _, n in rows), len(rows)
         residual, normed, delta = buffers.residual.pointer, buffers.normed.pointer, buffers.delta.pointer
@@ -144,7 +145,8 @@ class Bench:
 
             return count, launch_all
 
-        norms = [weights.address(spec) for spec in (*(a.norm for a in attention), *(f.norm for f in feed_forward))]
+        norm_specs = [layer.norm for group in (attention, feed_forward, mixtures) for layer in group]
+        norms = [weights.address(spec) for spec in norm_specs]
         yield "plan_attention", 1, lambda: kernels.plan_attention(stream), Cost(4 * (tokens + 3 * samples))
         yield (
             "add_rms_norm",
@@ -175,13 +177,16 @@ class Bench:
             Cost(4 * keys * config.kv_width + 4 * tokens * query, 4 * pairs * query),
         )
         yield product("output product", attended, delta, [layer.output for layer in attention], hidden, query)
-        yield product("gate-up product", normed, gate_up, [layer.gate for layer in feed_forward], 2 * ffn, hidden)
-        yield (
-            "swiglu",
-            *each(len(feed_forward), lambda _: kernels.swiglu(stream, tokens, gate_up, activated)),
-            Cost(6 * tokens * ffn),
-        )
-        yield product("down product", activated, delta, [layer.down for layer in feed_forward], hidden, ffn)
+        if feed_forward:
+            yield product("gate-up product", normed, gate_up, [layer.gate for layer in feed_forward], 2 * ffn, hidden)
+            yield (
+                "swiglu",
+                *each(len(feed_forward), lambda _: kernels.swiglu(stream, tokens, gate_up, activated)),
+                Cost(6 * tokens * ffn),
+            )
+            yield product("down product", activated, delta, [layer.down for layer in feed_forward], hidden, ffn)
+        if mixtures:
+            yield from self.mixture_kernels(mixtures, tokens)
         yield (
             "final_norm",
             *each(
@@ -205,6 +210,44 @@ class Bench:
                 2 * samples * config.vocabulary * hidden,
             ),
         )
+
+    def mixture_kernels(self, layers: list[Mixture], tokens: int) -> Iterator[Timed]:
+        """The kernels of mixture layers; costs are of the experts that the last routing used."""
+        mixture, hidden, kernels = self.config.mixture, self.config.hidden, self.executor.mixture
+        assert mixture
+        assert kernels
+        stream, address, buffers = self.stream, self.weights.address, self.executor.activations
+        normed, shape = buffers.normed.pointer, kernels.shape_for(tokens)
+        rows, width, ffn = tokens * mixture.per_token, 2 * hidden, mixture.ffn
+
+        def route() -> None:
+            for layer in layers:
+                kernels.route(stream, tokens, x=normed, router=address(layer.router), shape=shape)
+
+        def gate_up() -> None:
+            for layer in layers:
+                kernels.gate_up(stream, tokens, x=normed, weight=address(layer.experts[0].gate), shape=shape)
+
+        def down() -> None:
+            for layer in layers:
+                kernels.down(stream, tokens, weight=address(layer.experts[0].down), shape=shape)
+
+        def combine() -> None:
+            for _ in layers:
+                kernels.combine(stream, tokens, buffers.delta.pointer)
+
+        routed = Cost(width * (mixture.experts + tokens), 2 * tokens * hidden * mixture.experts)
+        yield "route", len(layers), route, routed
+        used = np.unique(kernels.work["chosen"].download(np.int32, (rows,))).size
+        operations = 2.0 * rows * hidden * ffn
+        yield (
+            f"gate-up, {used} experts",
+            len(layers),
+            gate_up,
+            Cost(2 * used * width * ffn + width * tokens + 2 * rows * ffn, 2 * operations),
+        )
+        yield "down", len(layers), down, Cost(used * width * ffn + rows * (2 * ffn + width), operations)
+        yield "combine", len(layers), combine, Cost(width * (rows + tokens))
 
     def sampling(self, rows: int) -> None:
         """Time sampling alone, with the parameters that change how much of the vocabulary it reads."""

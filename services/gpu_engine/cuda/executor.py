@@ -18,13 +18,14 @@ from services.gpu_engine.cuda.cublas_lt import CublasLt
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
+from services.gpu_engine.cuda.mixture import MixtureKernels
 from services.gpu_engine.cuda.sampler import Sampler
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm, square_bytes
 from services.gpu_engine.cuda.skinny_step import SkinnyStep, is_dense
 from services.gpu_engine.cuda.step_arrays import StepAddresses, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
-from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
+from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, Mixture, TensorSpec
 from services.gpu_engine.models.rope import rotary_frequencies
 
 
@@ -87,6 +88,7 @@ class StepExecutor:
         self.activations = Activations.allocate(geometry, limits)
         self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
         self.kernels = Kernels(device, geometry, compiler, step, AttentionWork(geometry, limits))
+        self.mixture = MixtureKernels(geometry, compiler, step, limits) if geometry.config.mixture else None
         self.sampler = Sampler(geometry.config.vocabulary, compiler, step, limits.rows)
         self._layers = layers
         self._weights = weights
@@ -126,6 +128,8 @@ class StepExecutor:
                     delta = self._attention(stream, layer, tokens, delta)
                 case FeedForward() if not skinny:
                     delta = self._feed_forward(stream, layer, tokens, delta)
+                case Mixture():
+                    delta = self._mixture(stream, layer, tokens, delta)
                 case Head():
                     self._head(stream, layer, samples)
 
@@ -163,6 +167,18 @@ class StepExecutor:
         self.kernels.swiglu(stream, tokens, gate_up, activated)
         down = self._weights.address(layer.down)
         self.blas.matmul(stream, activated, down, out, m=tokens, n=config.hidden, k=config.ffn)
+        return out
+
+    def _mixture(self, stream: Stream, layer: Mixture, tokens: int, delta: int | None) -> int:
+        kernels, out = self.mixture, self.activations.delta.pointer
+        assert kernels
+        normed, router = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.router)
+        gate, down = (self._weights.address(spec) for spec in (layer.experts[0].gate, layer.experts[0].down))
+        shape = kernels.shape_for(tokens)
+        kernels.route(stream, tokens, x=normed, router=router, shape=shape)
+        kernels.gate_up(stream, tokens, x=normed, weight=gate, shape=shape)
+        kernels.down(stream, tokens, weight=down, shape=shape)
+        kernels.combine(stream, tokens, out)
         return out
 
     def _head(self, stream: Stream, layer: Head, samples: int) -> None:

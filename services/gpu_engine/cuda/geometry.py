@@ -9,6 +9,7 @@ from services.gpu_engine.models.config import ModelConfig
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8  # query heads that share a KV head
+MAX_CHOSEN = 32  # experts of a token
 BF16_BYTES = 2
 
 
@@ -29,8 +30,7 @@ class Geometry:
     def __post_init__(self) -> None:
         config = self.config
         group = config.heads // config.kv_heads
-        checks = (
-            ("architecture", config.architecture, config.mixture is None, "dense models"),
+        checks: tuple[tuple[str, int, bool, str], ...] = (
             ("rotary_dim", config.rotary_dim, config.rotary_dim % 16 == 0, "a multiple of 16"),
             ("head_dim", config.head_dim, config.head_dim in HEAD_DIMS, f"one of {HEAD_DIMS}"),
             ("heads per KV head", group, 1 <= group <= MAX_GROUP, f"1 to {MAX_GROUP}"),
@@ -38,6 +38,13 @@ class Geometry:
             ("ffn", config.ffn, config.ffn % 8 == 0, "a multiple of 8"),
             ("page_size", self.page_size, self.page_size in (16, 32, 64, 128), "16, 32, 64 or 128"),
         )
+        if mixture := config.mixture:
+            checks += (
+                ("hidden", config.hidden, config.hidden % 256 == 0, "a multiple of 256 in mixtures"),
+                ("experts", mixture.experts, mixture.experts % 16 == 0 and mixture.experts <= 256, "16, 32, ... 256"),
+                ("experts per token", mixture.per_token, mixture.per_token <= MAX_CHOSEN, f"1 to {MAX_CHOSEN}"),
+                ("expert ffn", mixture.ffn, mixture.ffn % 64 == 0, "a multiple of 64"),
+            )
         for name, value, good, limit in checks:
             if not good:
                 raise UnsupportedGeometryError(f"{name} is {value}, the CUDA kernels support {limit}")
@@ -62,8 +69,8 @@ class Geometry:
         return self.config.layers * self.layer_page_bytes
 
     def defines(self) -> dict[str, int]:
-        config = self.config
-        return {
+        config, mixture = self.config, self.config.mixture
+        defines = {
             "BLINK_HIDDEN": config.hidden,
             "BLINK_FFN": config.ffn,
             "BLINK_HEADS": config.heads,
@@ -72,3 +79,10 @@ class Geometry:
             "BLINK_ROTARY_DIM": config.rotary_dim,
             "BLINK_PAGE_SIZE": self.page_size,
         }
+        if mixture:
+            defines |= {
+                "BLINK_EXPERTS": mixture.experts,
+                "BLINK_CHOSEN": mixture.per_token,
+                "BLINK_EXPERT_FFN": mixture.ffn,
+            }
+        return defines

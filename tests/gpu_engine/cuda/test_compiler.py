@@ -15,6 +15,8 @@ from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.kernels import SOURCES
+from services.gpu_engine.cuda.mixture import MIXTURE_SOURCES
+from services.gpu_engine.models.config import MixtureConfig
 from tests.gpu.steps import config
 
 GEOMETRIES = {
@@ -59,8 +61,15 @@ def test_skinny_products_compile_for_hopper(tokens: int) -> None:
     assert all(b".text." + entry.encode() + b"\0" in cubin for entry in skinny_gemm.KERNELS)
 
 
+@pytest.mark.parametrize("source", MIXTURE_SOURCES)
+def test_mixtures_compile_for_hopper(source: str) -> None:
+    mixture = MixtureConfig(experts=128, per_token=8, ffn=768, normalized=True)
+    model = config(architecture="qwen3_moe", hidden=2048, heads=32, kv_heads=4, head_dim=128, mixture=mixture)
+    build(Geometry(model), [source])
+
+
 def test_no_kernel_is_left_out() -> None:
-    assert {*SOURCES, "sampling.cu", "skinny_gemm.cu"} == {path.name for path in KERNELS.glob("*.cu")}
+    assert {*SOURCES, *MIXTURE_SOURCES, "sampling.cu", "skinny_gemm.cu"} == {path.name for path in KERNELS.glob("*.cu")}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])

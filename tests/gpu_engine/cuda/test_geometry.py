@@ -8,6 +8,7 @@ import pytest
 
 from services.gpu_engine.cuda.errors import UnsupportedGeometryError
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.models.config import MixtureConfig
 from tests.gpu_engine.models.tiny import tiny_config
 
 
@@ -26,6 +27,21 @@ from tests.gpu_engine.models.tiny import tiny_config
 def test_unsupported_shapes_are_named(changes: dict[str, Any], page_size: int, message: str) -> None:
     with pytest.raises(UnsupportedGeometryError, match=message):
         Geometry(tiny_config(**changes), page_size)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "mixture", "message"),
+    [
+        (128, MixtureConfig(16, 2, 64, True), "hidden is 128, the CUDA kernels support a multiple of 256 in mixtures"),
+        (256, MixtureConfig(24, 2, 64, True), "experts is 24"),
+        (256, MixtureConfig(512, 2, 64, True), "experts is 512"),
+        (256, MixtureConfig(64, 33, 64, True), "experts per token is 33"),
+        (256, MixtureConfig(16, 2, 96, True), "expert ffn is 96"),
+    ],
+)
+def test_unsupported_mixtures_are_named(hidden: int, mixture: MixtureConfig, message: str) -> None:
+    with pytest.raises(UnsupportedGeometryError, match=message):
+        Geometry(tiny_config(architecture="qwen3_moe", head_dim=64, hidden=hidden, mixture=mixture))
 
 
 def test_bytes_of_a_page_are_keys_and_values_of_every_layer() -> None:
