@@ -21,6 +21,7 @@ from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.mixture import GemmShape
 from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
@@ -29,6 +30,7 @@ from services.gpu_engine.models.family import Attention, FeedForward, Head, Mixt
 BYTES_PER_SECOND = 4.4e12
 OPERATIONS_PER_SECOND = 790e12
 CONTEXT = 192
+SHAPE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 TOKENS, ROWS, PAGES_PER_SEQUENCE = 2048, 256, 128
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -238,7 +240,7 @@ class Bench:
 
         routed = Cost(width * (mixture.experts + tokens), 2 * tokens * hidden * mixture.experts)
         yield "route", len(layers), route, routed
-        used = np.unique(kernels.work["chosen"].download(np.int32, (rows,))).size
+        used = np.unique(kernels.memory.work["chosen"].download(np.int32, (rows,))).size
         operations = 2.0 * rows * hidden * ffn
         yield (
             f"gate-up, {used} experts",
@@ -248,6 +250,29 @@ class Bench:
         )
         yield "down", len(layers), down, Cost(used * width * ffn + rows * (2 * ffn + width), operations)
         yield "combine", len(layers), combine, Cost(width * (rows + tokens))
+
+    def mixture_shapes(self, rows: int) -> None:
+        """Time the grouped products of a step of ``rows`` tokens in each of their shapes, over all layers."""
+        kernels, normed = self.executor.mixture, self.executor.activations.normed.pointer
+        if not kernels:
+            return
+        self.arrays.counts.upload(np.array([rows, 1, 1], np.uint32))
+        layers = [layer for layer in self.layers if isinstance(layer, Mixture)]
+        times = []
+        for name, shape in kernels.shapes.items():
+
+            def launch(shape: GemmShape = shape) -> None:
+                for layer in layers:
+                    router, gate, down = (
+                        self.weights.address(spec)
+                        for spec in (layer.router, layer.experts[0].gate, layer.experts[0].down)
+                    )
+                    kernels.route(self.stream, rows, x=normed, router=router, shape=shape)
+                    kernels.gate_up(self.stream, rows, x=normed, weight=gate, shape=shape)
+                    kernels.down(self.stream, rows, weight=down, shape=shape)
+
+            times.append(f"{name} {self.seconds(launch) * 1e3:.3f}")
+        print(f"routing and products of {rows:4} tokens by shape, ms a step: " + ", ".join(times))
 
     def sampling(self, rows: int) -> None:
         """Time sampling alone, with the parameters that change how much of the vocabulary it reads."""
@@ -311,6 +336,10 @@ def main() -> None:
             bench.sampling(batch)
         for tokens in arguments.prefill:
             bench.report(f"prefill of {tokens} tokens", [(0, tokens)], kernels=not arguments.steps)
+        if arguments.prefill and not arguments.steps:
+            print()
+            for tokens in SHAPE_TOKENS:  # the activations are a prompt's
+                bench.mixture_shapes(tokens)
         del bench  # its device memory
 
 

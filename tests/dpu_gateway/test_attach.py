@@ -104,9 +104,7 @@ def test_another_transport_than_asked_for_is_refused() -> None:
 def test_verbs_without_pyverbs_is_refused_at_the_start_saying_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyverbs.addr", None)
     monkeypatch.delitem(sys.modules, "services.ring.verbs.device", raising=False)
-    with pytest.raises(
-        RingError, match=r"transport verbs needs pyverbs .* install .* python3-pyverbs"
-    ):
+    with pytest.raises(RingError, match=r"transport verbs needs pyverbs .* install .* python3-pyverbs"):
         connector_for(GatewaySettings(transport="verbs"))
 
 

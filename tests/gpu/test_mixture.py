@@ -12,12 +12,11 @@ pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
-from services.gpu_engine.cuda.mixture import WORK, MixtureKernels
+from services.gpu_engine.cuda.mixture import SHAPES, WORK, MixtureKernels
 from services.gpu_engine.models.config import MixtureConfig
 from tests.gpu.steps import POISON, Floats, KernelBench, bfloat16_of, poisoned, relative_error
 
 BF16_ERROR = 6e-3
-SHAPES = ("thin", "medium", "wide")
 QWEN3_30B = MixtureConfig(experts=128, per_token=8, ffn=768, normalized=True)
 SMALL = MixtureConfig(experts=16, per_token=3, ffn=64, normalized=False)
 CASES = [
@@ -51,7 +50,7 @@ class Layer:
         bench = self.bench
         self.kernels = MixtureKernels(bench.geometry, compiler, bench.arrays.addresses, bench.limits)
         for name in set(WORK) - {"arrivals"}:
-            self.kernels.work[name].fill(POISON)
+            self.kernels.memory.work[name].fill(POISON)
         scale = hidden**-0.5
         self.x, self.x_values = bench.random(tokens, hidden)
         if alike:
@@ -63,11 +62,11 @@ class Layer:
 
     def run(self, stream: Stream, shape_name: str, tokens: int | None = None, x: int | None = None) -> Buffer:
         """Launch for ``tokens`` and a few more, as a graph of a larger bucket would be."""
-        kernels, shape, count = self.kernels, getattr(self.kernels, shape_name), tokens or self.tokens
+        kernels, shape, count = self.kernels, self.kernels.shapes[shape_name], tokens or self.tokens
         bucket, x = min(count + 5, self.bench.limits.tokens), x or self.x.pointer
         self.bench.arrays.counts.upload(np.array([count, 1, 1], np.uint32))
-        kernels.activated.fill(POISON)
-        kernels.results.fill(POISON)
+        kernels.memory.activated.fill(POISON)
+        kernels.memory.results.fill(POISON)
         out = poisoned(2 * (self.tokens + 5) * self.hidden)
         kernels.route(stream, bucket, x=x, router=self.router.pointer, shape=shape)
         kernels.gate_up(stream, bucket, x=x, weight=self.gate_up.pointer, shape=shape)
@@ -77,7 +76,7 @@ class Layer:
         return out
 
     def array(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        return self.kernels.work[name].download(dtype, (self.tokens, self.mixture.per_token))
+        return self.kernels.memory.work[name].download(dtype, (self.tokens, self.mixture.per_token))
 
     def check_routing(self) -> tuple[NDArray[np.int32], Floats]:
         """Compare with float64; where two logits are as good as equal, either may have been chosen.
@@ -164,8 +163,8 @@ def test_an_empty_step_leaves_no_work(
     layer = Layer(device, compiler, rng, SMALL, 256, 4)
     layer.bench.arrays.counts.upload(np.zeros(3, np.uint32))
     kernels = layer.kernels
-    kernels.route(stream, 4, x=layer.x.pointer, router=layer.router.pointer, shape=kernels.thin)
-    assert kernels.work["item_count"].download(np.uint32, (1,))[0] == 0
+    kernels.route(stream, 4, x=layer.x.pointer, router=layer.router.pointer, shape=kernels.shapes["thin"])
+    assert kernels.memory.work["item_count"].download(np.uint32, (1,))[0] == 0
 
 
 def test_inputs_that_are_not_numbers_harm_no_other_token(

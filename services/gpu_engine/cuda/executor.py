@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,14 @@ from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, Mixture, TensorSpec
 from services.gpu_engine.models.rope import rotary_frequencies
+
+
+class Matmul(Protocol):
+    """Launches out[m, n] = x[m, k] @ weight[n, k]^T."""
+
+    def __call__(
+        self, stream: Stream, x: int, weight: int, out: int, *, m: int, n: int, k: int, fp32_out: bool = False
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,8 @@ class StepExecutor:
         step: where the steps lie, and their results go.
         limits: the largest step.
         pages: of the KV cache.
-        skinny_tokens: steps of at most so many tokens, up to 64, run as skinny_step.py has them; a model or a GPU that
-            can't runs them as larger ones.
+        skinny_tokens: steps of at most so many tokens, up to 64, run as skinny_step.py has them; models with mixtures
+            only take its products. A GPU that can't runs them as larger ones.
     """
 
     def __init__(
@@ -97,11 +106,13 @@ class StepExecutor:
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self.blas = CublasLt()
-        self._skinny_tokens = skinny_tokens if device.arch == "sm_90a" and is_dense(layers) else 0
+        self._skinny_tokens = skinny_tokens if device.arch == "sm_90a" else 0
+        self._skinny_step: SkinnyStep | None = None
         if self._skinny_tokens:
             self.skinny = SkinnyGemm(device, compiler)
-            squares = Buffer(square_bytes(geometry.config.hidden), "sums of squares")
-            self._skinny_step = SkinnyStep(layers, geometry, weights, self.activations, self.skinny, squares)
+            if is_dense(layers):
+                squares = Buffer(square_bytes(geometry.config.hidden), "sums of squares")
+                self._skinny_step = SkinnyStep(layers, geometry, weights, self.activations, self.skinny, squares)
 
     @property
     def vocabulary(self) -> int:
@@ -114,7 +125,7 @@ class StepExecutor:
     def launch(self, stream: Stream, tokens: int, samples: int) -> None:
         """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there."""
         self.kernels.plan_attention(stream)
-        skinny = tokens <= self._skinny_tokens
+        skinny = self._skinny_step if tokens <= self._skinny_tokens else None
         delta: int | None = None  # what the last layer adds to the residual stream; the next norm adds it
         for layer, following in pairwise((*self._layers, None)):
             match layer:
@@ -123,7 +134,7 @@ class StepExecutor:
                     self.kernels.embedding(stream, tokens, table, self.activations.residual.pointer)
                     if skinny and isinstance(following, Attention):
                         self._norm(stream, tokens, following.norm, None)
-                        self._skinny_step.launch(stream, tokens, self._attend)
+                        skinny.launch(stream, tokens, self._attend)
                 case Attention() if not skinny:
                     delta = self._attention(stream, layer, tokens, delta)
                 case FeedForward() if not skinny:
@@ -137,10 +148,11 @@ class StepExecutor:
         config, buffers = self._geometry.config, self.activations
         qkv, attended, out = buffers.qkv.pointer, buffers.attended.pointer, buffers.delta.pointer
         normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
-        self.blas.matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
+        matmul = self._matmul(tokens)
+        matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
         self._attend(stream, layer, tokens)
         output = self._weights.address(layer.output)
-        self.blas.matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
+        matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
         return out
 
     def _attend(self, stream: Stream, layer: Attention, tokens: int) -> None:
@@ -198,8 +210,11 @@ class StepExecutor:
         """Launch the product of the normed rows and the head."""
         final, logits = self.activations.final.pointer, self.activations.logits.pointer
         weight, config = self._weights.address(layer.weight), self._geometry.config
-        matmul = self.skinny.matmul if samples <= self._skinny_tokens else self.blas.matmul
+        matmul = self._matmul(samples)
         matmul(stream, final, weight, logits, m=samples, n=config.vocabulary, k=config.hidden, fp32_out=True)
+
+    def _matmul(self, rows: int) -> Matmul:
+        return self.skinny.matmul if rows <= self._skinny_tokens else self.blas.matmul
 
     def _norm(self, stream: Stream, tokens: int, norm: TensorSpec, delta: int | None) -> int:
         buffers, weight = self.activations, self._weights.address(norm)

@@ -8,6 +8,7 @@ from services.gpu_engine.cuda.driver import measuring
 from services.gpu_engine.cuda.errors import OutOfDeviceMemoryError
 from services.gpu_engine.cuda.executor import Activations
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.mixture import MixtureMemory
 from services.gpu_engine.cuda.sampler import marks_bytes
 from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.weights import weight_bytes
@@ -24,6 +25,8 @@ def memory_parts(layers: tuple[Layer, ...], geometry: Geometry, limits: StepLimi
     with measuring() as step:
         Activations.allocate(geometry, limits)
         AttentionWork(geometry, limits)
+        if geometry.config.mixture:
+            MixtureMemory(geometry.config, limits)
     return {
         "weights": weight_bytes(layers),
         KV_CACHE: pages * geometry.page_bytes,

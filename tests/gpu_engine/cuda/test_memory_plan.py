@@ -13,6 +13,8 @@ from services.gpu_engine.cuda.errors import OutOfDeviceMemoryError
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.memory_plan import memory_parts, require_device_memory
 from services.gpu_engine.cuda.step_arrays import StepLimits
+from services.gpu_engine.models.checkpoint import FAMILIES
+from services.gpu_engine.models.config import MixtureConfig
 from services.gpu_engine.models.llama import llama
 from tests.gpu.steps import config
 
@@ -62,3 +64,16 @@ def test_measured_buffers_take_no_memory() -> None:
         Buffer(100)
     assert buffer.pointer == 0
     assert found == [4 << 20, 100]
+
+
+def test_mixtures_count_with_what_lies_between_their_products() -> None:
+    mixture = MixtureConfig(experts=128, per_token=8, ffn=768, normalized=True)
+    model = config(architecture="qwen3_moe", layers=2, hidden=2048, heads=32, kv_heads=4, head_dim=128, mixture=mixture)
+    dense = replace(model, architecture="qwen3", mixture=None)
+    with_mixtures, without = (
+        memory_parts(FAMILIES[each.architecture](each), Geometry(each), LIMITS, 100) for each in (model, dense)
+    )
+    between = 2 * 2048 * 8 * (768 + 2048)
+    assert between < with_mixtures["largest step"] - without["largest step"] < 1.1 * between
+    experts = 2 * 128 * 3 * 768 * 2048
+    assert with_mixtures["weights"] > 2 * experts

@@ -1,6 +1,7 @@
 // Ends a mixture-of-experts layer: out[t] = sum over a token's experts of weight x result, the largest weight first.
 //
 // One block a token, eight elements a thread and pass. Bound by memory: 2 (kChosen + 1) bytes an element.
+#include "dependent_launch.cuh"
 #include "mixture.cuh"
 #include "step.cuh"
 
@@ -8,6 +9,8 @@ namespace blink {
 
 extern "C" __global__ void __launch_bounds__(256)
     mixture_combine(Step step, MixtureWork work, const bf16* rows, bf16* out) {
+  let_successor_begin();
+  wait_for_predecessor();
   const u32 token = blockIdx.x;
   if (token >= step.counts->tokens) return;
   const i32* places = work.places + token * kChosen;

@@ -1,4 +1,4 @@
-// The products of a mixture-of-experts layer, each in three shapes (mixture_gemm.cuh):
+// The products of a mixture-of-experts layer, each in four shapes (mixture_gemm.cuh):
 //   mixture_gate_up_*  activated[row] = silu(gate x[token of row]) * (up x[token of row]), of the row's expert
 //   mixture_down_*     out[row] = down activated[row]
 // The host launches the shape that suits a step's tokens; results are the same bits in all of them.
@@ -16,6 +16,18 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
     mixture_down_thin(MixtureWork work, GemmOperands operands) {
   grouped_gemm<Thin, false, kExpertFfn, kHidden>(work, operands);
+}
+
+extern "C" __device__ const u32 mixture_narrow_shape[3] = {Narrow::kOut, Narrow::kItemRows, Narrow::kShared};
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
+    mixture_gate_up_narrow(MixtureWork work, GemmOperands operands) {
+  grouped_gemm<Narrow, true, kHidden, kExpertFfn>(work, operands);
+}
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
+    mixture_down_narrow(MixtureWork work, GemmOperands operands) {
+  grouped_gemm<Narrow, false, kExpertFfn, kHidden>(work, operands);
 }
 
 extern "C" __device__ const u32 mixture_medium_shape[3] = {Medium::kOut, Medium::kItemRows, Medium::kShared};

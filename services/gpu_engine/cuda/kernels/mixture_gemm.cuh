@@ -8,6 +8,7 @@
 // neither on the batch nor on the shape that is launched.
 #pragma once
 
+#include "dependent_launch.cuh"
 #include "mixture.cuh"
 #include "mma.cuh"
 
@@ -30,6 +31,8 @@ struct GemmShape {
 
 // Thin: no item of a step of at most 8 tokens has more rows. Small blocks and a deep ring: decode is all weights.
 using Thin = GemmShape<8, 1, 4, 8>;
+// Narrow: experts see a few rows each.
+using Narrow = GemmShape<32, 1, 4, 6>;
 // Medium: batches whose experts see some tens of rows; still bound by the weights, each read once.
 using Medium = GemmShape<64, 2, 4, 4>;
 // Wide: prefill, bound by the tensor cores.
@@ -61,6 +64,21 @@ __device__ inline void multiply_item(bf16* shared, const MixtureWork& work, cons
     if constexpr (!kGateUp) return block * kOut + row;
     return row / 8 % 2 * kOutputs + block * (kOut / 2) + row / 16 * 8 + row % 8;
   };
+  const auto stage_of = [&](u32 chunk) { return shared_address(shared + chunk % kStages * Shape::kStageElements); };
+  const auto fetch_weights = [&](u32 chunk) {
+    if (chunk >= kChunks) return;
+#pragma unroll
+    for (u32 i = 0; i < kOut / kRowsAtOnce; ++i) {
+      const u32 row = my_row + i * kRowsAtOnce;
+      copy_async(stage_of(chunk) + chunk_piece(row, my_piece) * 16,
+                 weight + static_cast<u64>(weight_row(row)) * kInputs + chunk * kChunk, true);
+    }
+  };
+#pragma unroll
+  for (u32 chunk = 0; chunk < kStages - 1; ++chunk) fetch_weights(chunk);
+  let_successor_begin();
+  if constexpr (!kGateUp) wait_for_predecessor();
+
   constexpr u32 kXCopies = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
   const bf16* x[kXCopies];
 #pragma unroll
@@ -69,27 +87,20 @@ __device__ inline void multiply_item(bf16* shared, const MixtureWork& work, cons
     const u64 source = kGateUp ? static_cast<u64>(work.row_token[row]) : row;
     x[i] = operands.x + source * kInputs + my_piece * 8;
   }
-  const auto fetch = [&](u32 chunk) {
+  const auto fetch_rows = [&](u32 chunk) {
     if (chunk < kChunks) {
-      const u32 stage = shared_address(shared + chunk % kStages * Shape::kStageElements);
-#pragma unroll
-      for (u32 i = 0; i < kOut / kRowsAtOnce; ++i) {
-        const u32 row = my_row + i * kRowsAtOnce;
-        copy_async(stage + chunk_piece(row, my_piece) * 16,
-                   weight + static_cast<u64>(weight_row(row)) * kInputs + chunk * kChunk, true);
-      }
 #pragma unroll
       for (u32 i = 0; i < kXCopies; ++i) {
         const u32 row = my_row + i * kRowsAtOnce;
         if (kRows % kRowsAtOnce == 0 || row < kRows) {
-          copy_async(stage + chunk_piece(kOut + row, my_piece) * 16, x[i] + chunk * kChunk, row < item.rows);
+          copy_async(stage_of(chunk) + chunk_piece(kOut + row, my_piece) * 16, x[i] + chunk * kChunk, row < item.rows);
         }
       }
     }
     commit_copies();
   };
 #pragma unroll
-  for (u32 chunk = 0; chunk < kStages - 1; ++chunk) fetch(chunk);
+  for (u32 chunk = 0; chunk < kStages - 1; ++chunk) fetch_rows(chunk);
 
   const u32 out_row = warp % Shape::kOutWarps * Shape::kTiles * 16, x_row = warp / Shape::kOutWarps * kRowTiles * 8;
   float sum[Shape::kTiles][kRowTiles][4] = {};
@@ -97,7 +108,8 @@ __device__ inline void multiply_item(bf16* shared, const MixtureWork& work, cons
   for (u32 chunk = 0; chunk < kChunks; ++chunk) {
     wait_copies<kStages - 2>();
     __syncthreads();
-    fetch(chunk + kStages - 1);
+    fetch_weights(chunk + kStages - 1);
+    fetch_rows(chunk + kStages - 1);
     const uint4* stage = reinterpret_cast<const uint4*>(shared + chunk % kStages * Shape::kStageElements);
 #pragma unroll
     for (u32 s = 0; s < kChunk / 32; ++s) {
@@ -163,13 +175,26 @@ __device__ inline void multiply_fitting(bf16* shared, const MixtureWork& work, c
   multiply_item<Shape, kGateUp, kInputs, kOutputs, kRowTiles>(shared, work, item, operands, block);
 }
 
+// An item, of no rows beyond the list. Read from L2: what this multiprocessor holds may be of the layer before.
+__device__ inline MixtureItem item_of(const MixtureWork& work, u32 index) {
+  if (index >= __ldcg(work.item_count)) return {};
+  const uint4 raw = __ldcg(reinterpret_cast<const uint4*>(work.items + index));
+  return {raw.x, raw.y, raw.z, raw.w};
+}
+
 // Grid (blocks of weight rows, items at most).
+//
+// Launches overlap (dependent_launch.cuh). Routing is over when gate-up's blocks have waited, and only then do they let
+// down's begin; so down reads the work list and begins to copy its weights before gate-up has ended.
 template <class Shape, bool kGateUp, u32 kInputs, u32 kOutputs>
 __device__ inline void grouped_gemm(const MixtureWork& work, const GemmOperands& operands) {
   extern __shared__ __align__(128) bf16 memory[];
-  if (blockIdx.y >= *work.item_count) return;
-  const MixtureItem item = work.items[blockIdx.y];
-  if (item.rows == 0) return;
+  if constexpr (kGateUp) wait_for_predecessor();
+  const MixtureItem item = item_of(work, blockIdx.y);
+  if (item.rows == 0) {
+    if constexpr (!kGateUp) wait_for_predecessor();
+    return;
+  }
   multiply_fitting<Shape, kGateUp, kInputs, kOutputs>(memory, work, item, operands, blockIdx.x);
 }
 

@@ -5,6 +5,7 @@
 // inputs of every 32 of both. The last block of a token tile to arrive chooses the experts of its tokens, a warp a
 // token; the last tile groups all (token, choice) pairs by expert and writes the list. Sums have one order and pairs
 // keep theirs, so nothing depends on the batch or on who came first. Runs once a layer; bound by latency at decode.
+#include "dependent_launch.cuh"
 #include "mixture.cuh"
 #include "mma.cuh"
 #include "reduce.cuh"
@@ -27,6 +28,9 @@ struct RouteShared {
 struct GroupShared {
   u32 next[kRouteWarps][kExperts];
 };
+
+// 128 bytes on their way into L2.
+__device__ inline void prefetch(const bf16* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
 
 // Logits of 16 tokens and 16 experts.
 __device__ inline void route_logits(RouteShared& shared, float* logits, const bf16* x, const bf16* router, u32 first,
@@ -216,6 +220,10 @@ extern "C" __global__ void __launch_bounds__(kRouteThreads)
     GroupShared group;
   } shared;
   __shared__ u32 last;
+  const bf16* experts = router + static_cast<u64>(blockIdx.y) * kRouteExperts * kHidden;
+  for (u32 i = threadIdx.x * 64; i < kRouteExperts * kHidden; i += kRouteThreads * 64) prefetch(experts + i);
+  wait_for_predecessor();
+  let_successor_begin();
   const u32 tokens = step.counts->tokens, tiles = (tokens + kRouteTokens - 1) / kRouteTokens;
   if (tokens == 0 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *work.item_count = 0;
   if (blockIdx.x >= tiles) return;
