@@ -271,7 +271,7 @@ class Bench:
                     kernels.gate_up(self.stream, rows, x=normed, weight=gate, shape=shape)
                     kernels.down(self.stream, rows, weight=down, shape=shape)
 
-            times.append(f"{name} {self.seconds(launch) * 1e3:.3f}")
+            times.append(f"{name} {replay_seconds(self.stream, launch) * 1e3:.3f}")
         print(f"routing and products of {rows:4} tokens by shape, ms a step: " + ", ".join(times))
 
     def sampling(self, rows: int) -> None:
