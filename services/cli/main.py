@@ -181,6 +181,19 @@ def show_status(
     status(address, watch, interval, json)
 
 
+@app.command("doctor")
+def examine_machine(
+    transport: Annotated[str, typer.Option(help="How gateways are to reach the engine: shm or verbs.")] = "shm",
+    engine: Annotated[str, typer.Option(help="What is to run the model here: cpu, cuda or none.")] = "cpu",
+    listen: Annotated[str, typer.Option(help="Where clients are to call.")] = DEFAULT_ADDRESS,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check what this machine has for the way Blink is to run on it; fails when something is missing."""
+    from services.cli.doctor.doctor import doctor, purpose_of
+
+    doctor(purpose_of(transport, engine, listen), as_json=json)
+
+
 @models.command("pull")
 def model_pull(name: ModelName) -> None:
     """Fetch a model, or check and repair the one that is here. An interrupted pull goes on where it stopped."""
