@@ -88,6 +88,7 @@ def bench_engine(
         buckets=default_buckets(budget),
         make_record=step.record,
         scheduler="gpu",
+        ring_place="host",
         threads=threads,
         trace=trace,
         page_size=16,

@@ -71,7 +71,15 @@ def build_engine(
     if settings.engine == "cuda":
         from services.gpu_engine.cuda.assemble import assemble  # noqa: PLC0415 (an optional extra)
 
-        return assemble(checkpoint, region, limits, epoch=epoch, progress=progress, scheduler=settings.scheduler)
+        return assemble(
+            checkpoint,
+            region,
+            limits,
+            epoch=epoch,
+            progress=progress,
+            scheduler=settings.scheduler,
+            ring_place=settings.ring_memory,
+        )
     require_memory(memory_parts(checkpoint, limits, info), available_bytes())
     return CpuEngine(
         checkpoint,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.bootstrap.settings import BootstrapSettings
 from services.common.logging import get_logger
-from services.ring.memory import Region
+from services.ring.parts import RingParts
 from services.ring.schema import RingGeometry
 from services.ring.verbs.grant import LaneGrant, QueuePairAddress
 
@@ -30,14 +30,14 @@ class VerbsExports:
     ``close`` revokes everything.
     """
 
-    def __init__(self, settings: BootstrapSettings, ring: Region, geometry: RingGeometry) -> None:
-        """Raises RingError: no pyverbs, no such device, or it can't be used."""
+    def __init__(self, settings: BootstrapSettings, parts: RingParts, geometry: RingGeometry) -> None:
+        """``parts`` may be changed until the first grant. Raises RingError: no pyverbs, or no device to be used."""
         from services.ring.verbs.device import Device  # noqa: PLC0415 (needs pyverbs)
 
         self._device = Device(
             settings.rdma_device, port=settings.rdma_port, gid_index=settings.rdma_gid_index, mtu=settings.rdma_mtu
         )
-        self._ring = ring
+        self.parts = parts
         self._geometry = geometry
         self._exports: dict[int, Closable] = {}
         log.info("rdma_device", device=self._device.name, gid=self._device.gid, mtu=self._device.mtu)
@@ -47,7 +47,7 @@ class VerbsExports:
 
         if (old := self._exports.pop(lane, None)) is not None:
             old.close()
-        export = LaneExport(self._device, self._ring, self._geometry, lane, gateway)
+        export = LaneExport(self._device, self.parts, self._geometry, lane, gateway)
         self._exports[lane] = export
         return export.grant
 

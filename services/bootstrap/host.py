@@ -19,11 +19,12 @@ from services.common.errors import BlinkError
 from services.common.logging import get_logger
 from services.gpu_engine.models.checkpoint import Checkpoint
 from services.gpu_engine.models.loader import open_checkpoint
-from services.ring import _atomics
 from services.ring.header import RingInfo, read_status
 from services.ring.memory import MemoryTransport
+from services.ring.parts import HostPart
 from services.ring.schema import BOOTSTRAP_CONTROL, Command, EngineState, header_offset
 from services.ring.shm import ShmRing
+from services.ring.transport import Transport
 
 STOP_SECONDS = 10.0  # for the control loop to leave after STOP
 PROGRESS_SECONDS = 0.1  # between two progress events
@@ -81,10 +82,12 @@ class Host:
         self._ring = ring
         self._info = info
         self._build = build
-        self._transport = MemoryTransport(ring.region)
+        self._transport: Transport = MemoryTransport(ring.region)
         self._epoch = time.time_ns()
         self._handshake = Handshake()
-        self._exports = VerbsExports(settings, ring.region, info.geometry) if settings.transport == "verbs" else None
+        self._exports = (
+            VerbsExports(settings, [HostPart(0, ring.region)], info.geometry) if settings.transport == "verbs" else None
+        )
         self._server = HandshakeServer(settings.address, self._handshake, settings.tls)
         self._engine = threading.Thread(target=self._run_engine, name="engine", daemon=True)
         self._ready = False
@@ -121,6 +124,10 @@ class Host:
                 region=self._ring.region,
                 progress=self._progress,
             )
+            if engine.ring is not None:
+                self._transport = engine.ring.transport
+                if self._exports is not None:
+                    self._exports.parts = engine.ring.parts
             engine.run(lambda: self._publish(time.monotonic() - started))
         except BaseException as error:  # the main thread reports it
             self._failure = error
@@ -186,7 +193,7 @@ class Host:
         return 0
 
     def _order(self, command: Command) -> None:
-        _atomics.store_release(self._ring.region, header_offset(BOOTSTRAP_CONTROL), command)
+        self._transport.write(header_offset(BOOTSTRAP_CONTROL), command.to_bytes(8, "little"), flag=True)
 
     def _drained(self) -> bool:
         """The engine has seen the order and holds no request any more, or it has ended."""

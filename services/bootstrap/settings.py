@@ -30,6 +30,9 @@ class BootstrapSettings(RingAccessSettings):
     )
     listen: str = Field("", description="address of the handshake, unix:/path or host:port; default a private socket")
 
+    ring_memory: Literal["host", "device", "split"] = Field(
+        "host", description="cuda with verbs: ring in host memory, GPU memory, or what gateways read in host memory"
+    )
     lanes: int = Field(4, ge=1, le=256, description="gateway workers that can be attached at once")
     slots_per_lane: int = Field(64, ge=1, le=4096, description="requests in flight of one gateway worker")
     log_entries: int = Field(16_384, ge=64, le=1 << 24, description="tokens of one lane that may wait for its gateway")
@@ -60,6 +63,17 @@ class BootstrapSettings(RingAccessSettings):
     @model_validator(mode="after")
     def _sizes_fit_each_other(self) -> Self:
         self.geometry(self.max_context_tokens or 1)
+        return self
+
+    @model_validator(mode="after")
+    def _gpu_memory_is_reached_by_rdma(self) -> Self:
+        needed = {"engine": "cuda", "scheduler": "gpu", "transport": "verbs"}
+        others = [f"{name} {getattr(self, name)!r}" for name, value in needed.items() if getattr(self, name) != value]
+        if self.ring_memory != "host" and others:
+            raise ValueError(
+                f"ring_memory is {self.ring_memory!r}: a ring in GPU memory is for engine 'cuda', scheduler 'gpu' and "
+                f"transport 'verbs', not for {', '.join(others)}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from services.common.errors import BlinkError
+from services.ring.parts import RingParts
+from services.ring.transport import Transport
 
 
 class EngineError(BlinkError):
@@ -77,8 +79,21 @@ class EngineLimits:
             )
 
 
+@dataclass(frozen=True)
+class MovedRing:
+    """A ring that the engine keeps elsewhere than in the region that it was given."""
+
+    transport: Transport  # bootstrap's way to its header, from any thread
+    parts: RingParts  # where NICs find it
+
+
 class Engine(ABC):
-    """An engine that holds its weights and its ring. Its constructor loads and allocates; READY comes with ``run``."""
+    """An engine that holds its weights and its ring. Its constructor loads and allocates; READY comes with ``run``.
+
+    ``ring`` is None while the ring is in the region that the engine was given.
+    """
+
+    ring: MovedRing | None = None
 
     @abstractmethod
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:

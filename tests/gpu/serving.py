@@ -22,14 +22,18 @@ from services.gpu_engine.cuda.control_loop.loop import ControlLoop
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream
 from services.gpu_engine.cuda.engine import CudaEngine
 from services.gpu_engine.cuda.graph_cache import Record
+from services.gpu_engine.cuda.ring_memory import RingPlace
 from services.gpu_engine.cuda.step_arrays import StepAddresses
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
-from services.ring import _atomics, schema
+from services.gpu_engine.engine import MovedRing
+from services.ring import schema
 from services.ring.header import RingInfo, RingStatus, read_ring_info, read_status
 from services.ring.memory import MemoryTransport
 from services.ring.schema import Command, RingGeometry
 from services.ring.shm import ShmRing
+from services.ring.transport import Transport
 from tests.gpu_engine.core.machine import EOS, VOCABULARY, Gateway
+from tests.support.parted_ring import PartedTransport
 
 COMMAND = schema.header_offset(schema.BOOTSTRAP_CONTROL)
 PATIENCE = 20.0  # seconds; nothing here takes a tenth of that
@@ -99,10 +103,13 @@ class StandInStep:
 class Serving:
     """A running engine and its ring."""
 
-    def __init__(self, ring: ShmRing, loop: StepLoop, step: StandInStep) -> None:
+    def __init__(self, ring: ShmRing, loop: StepLoop, step: StandInStep, moved: MovedRing | None = None) -> None:
         self.path, self.region, self.loop, self.step = ring.path, ring.region, loop, step
-        self.transport = MemoryTransport(ring.region)
-        self.geometry = read_ring_info(self.transport).geometry
+        self.geometry = read_ring_info(MemoryTransport(ring.region)).geometry
+        self.transport: Transport = MemoryTransport(ring.region)
+        if moved is not None:  # by copies to what is in GPU memory, in place to the rest
+            rest = MemoryTransport(ring.region[moved.transport.size :])
+            self.transport = PartedTransport(moved.transport, rest)
         self.engine = CudaEngine(loop, self.transport)
         self.stopped = False
         self._epochs = 100
@@ -115,7 +122,7 @@ class Serving:
 
     def attach(self, lane: int = 0) -> Gateway:
         self._epochs += 1
-        gateway = Gateway(self.region, self.geometry, lane, self._epochs)
+        gateway = Gateway(self.transport, self.geometry, lane, self._epochs)
         until(gateway.client.attached)
         return gateway
 
@@ -123,7 +130,7 @@ class Serving:
         return read_status(self.transport, self.geometry)
 
     def order(self, command: Command) -> None:
-        _atomics.store_release(self.region, COMMAND, command)
+        self.transport.write(COMMAND, command.to_bytes(8, "little"), flag=True)
 
     def stop(self) -> None:
         """STOP, and wait for the loop's end. Raises ControlLoopError."""
@@ -173,6 +180,7 @@ def serving(
     buckets: Sequence[int] = (1, 2, 4, 8, 16),
     make_record: Callable[[StandInStep], Record] = lambda step: step.record,
     scheduler: SchedulerPlace = "gpu",
+    ring_place: RingPlace = "host",
     threads: int = THREADS,
     trace: bool = False,
     **settings: int,
@@ -188,12 +196,14 @@ def serving(
         device = Device()
         compiler = Compiler(device.arch, default_cache())
         place: dict[str, Any] = {"config": config, "region": ring.region, "epoch": time.time_ns()}
-        loop, mapped = make_loop(scheduler, device, compiler, **place, threads=threads, trace=trace)
+        loop, memory = make_loop(
+            scheduler, device, compiler, **place, ring_place=ring_place, threads=threads, trace=trace
+        )
         engine: Serving | None = None
         try:
             step = StandInStep(device, loop.step, config, vocabulary)
             loop.capture(make_record(step), buckets)
-            engine = Serving(ring, loop, step)
+            engine = Serving(ring, loop, step, None if memory is None else memory.moved())
             del loop, step
             with _fair_turns():
                 engine.engine.start()
@@ -204,8 +214,8 @@ def serving(
                 engine.stop()
                 # A failed test's traceback keeps the engine; freeing its memory later would wait for the next loop.
                 vars(engine).clear()
-            if mapped is not None:
-                mapped.close()
+            if memory is not None:
+                memory.close()
             gc.collect()
 
 

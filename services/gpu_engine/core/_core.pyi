@@ -105,10 +105,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, ring: npt.NDArray[np.uint8], config: SchedulerConfig, *, first_position: int = 0, threads: int = 1
+        self,
+        ring: npt.NDArray[np.uint8],
+        config: SchedulerConfig,
+        *,
+        first_position: int = 0,
+        threads: int = 1,
+        outbound: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         """``ring`` holds a RingInfo written by bootstrap. ``first_position`` is every lane's first doorbell position.
 
+        ``outbound`` is the memory of all lanes' outbound areas, when it is not the ring's own.
         ``threads`` above 1 runs the core as a block of that many threads, as a GPU would: for tests.
         Raises ValueError when the header is not a ring of this layout, or a limit is broken.
         """

@@ -103,9 +103,12 @@ class StepView {
 
 class Scheduler {
  public:
-  Scheduler(const RingArray& ring, const Config& config, u64 first_position, u32 threads)
+  Scheduler(const RingArray& ring, const Config& config, u64 first_position, u32 threads,
+            const std::optional<RingArray>& outbound)
       : ring_(ring),
-        host(ring_.data(), ring_.size(), config, first_position, threads),
+        outbound_(outbound),
+        host(ring_.data(), ring_.size(), config, first_position, threads, outbound_ ? outbound_->data() : nullptr,
+             outbound_ ? outbound_->size() : 0),
         step(host.state(), host.memory()) {}
 
   void commit(u64 now_us, const Result<i32, 1>& tokens, const Result<float, 1>& logprobs,
@@ -165,6 +168,7 @@ class Scheduler {
 
  private:
   RingArray ring_;  // keeps the memory alive
+  std::optional<RingArray> outbound_;
 
  public:
   HostScheduler host;
@@ -212,8 +216,8 @@ NB_MODULE(_core, module) {
       .def_prop_ro("history", [](const StepView& s) { return s.history; });
 
   nb::class_<Scheduler>(module, "Scheduler")
-      .def(nb::init<const RingArray&, const Config&, u64, u32>(), "ring"_a, "config"_a, nb::kw_only(),
-           "first_position"_a = 0, "threads"_a = 1)
+      .def(nb::init<const RingArray&, const Config&, u64, u32, const std::optional<RingArray>&>(), "ring"_a, "config"_a,
+           nb::kw_only(), "first_position"_a = 0, "threads"_a = 1, "outbound"_a = nb::none())
       .def(
           "start", [](Scheduler& s, u64 epoch) { s.host.start(epoch); }, "epoch"_a)
       .def(

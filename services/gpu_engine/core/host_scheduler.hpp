@@ -53,13 +53,17 @@ inline void check(const Config& config) {
 
 class HostScheduler {
  public:
-  HostScheduler(u8* ring, u64 ring_bytes, const Config& config, u64 first_position, u32 threads)
+  // `outbound` is the memory of the outbound areas when it is not the ring's own.
+  HostScheduler(u8* ring, u64 ring_bytes, const Config& config, u64 first_position, u32 threads, u8* outbound = nullptr,
+                u64 outbound_bytes = 0)
       : first_position_(first_position), threads_(threads), team_(threads) {
     require("threads", threads, 1, 64);
     check(config);
     state_ = std::make_unique<State>();
     state_->config = config;
-    state_->ring = RingView{ring, read_ring_info(ring, ring_bytes)};
+    const ring::RingInfo info = read_ring_info(ring, ring_bytes);
+    if (outbound != nullptr) require("outbound bytes", outbound_bytes, info.lanes * info.outbound_stride, ~u64{0});
+    state_->ring = RingView{ring, outbound != nullptr ? outbound : ring + info.outbound_offset, info};
     // Sums of tokens over running requests are kept in 32 bits.
     require("max_running times max_context_tokens", u64{config.max_running} * state_->ring.info.max_context_tokens, 1,
             ~u32{0});

@@ -9,6 +9,7 @@ namespace blink::core {
 
 struct RingView {
   u8* base;
+  u8* outbound_base;    // of all lanes' outbound areas: base + info.outbound_offset, or other memory
   ring::RingInfo info;  // a private copy
 
   template <class T>
@@ -34,13 +35,14 @@ struct RingView {
   }
   BLINK_FN const u32* arena(u32 lane) const { return at<u32>(inbound_at(lane) + info.arena_offset); }
 
-  BLINK_FN u64 outbound_at(u32 lane) const { return info.outbound_offset + lane * info.outbound_stride; }
-  BLINK_FN ring::LaneOutbound* outbound(u32 lane) const { return at<ring::LaneOutbound>(outbound_at(lane)); }
-  BLINK_FN u64* slot_status(u32 lane, u32 slot) const {
-    return at<u64>(outbound_at(lane) + info.slot_status_offset) + slot;
+  template <class T>
+  BLINK_FN T* outbound_at(u32 lane, u64 offset) const {
+    return reinterpret_cast<T*>(outbound_base + lane * info.outbound_stride + offset);
   }
+  BLINK_FN ring::LaneOutbound* outbound(u32 lane) const { return outbound_at<ring::LaneOutbound>(lane, 0); }
+  BLINK_FN u64* slot_status(u32 lane, u32 slot) const { return outbound_at<u64>(lane, info.slot_status_offset) + slot; }
   BLINK_FN ring::LogEntry* log_entry(u32 lane, u64 index) const {
-    return at<ring::LogEntry>(outbound_at(lane) + info.log_offset) + index % info.log_entries;
+    return outbound_at<ring::LogEntry>(lane, info.log_offset) + index % info.log_entries;
   }
 
   BLINK_FN u64 arena_words() const { return info.arena_bytes / sizeof(u32); }

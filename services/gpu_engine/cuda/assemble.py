@@ -16,13 +16,14 @@ from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.graph_cache import Record, default_buckets
 from services.gpu_engine.cuda.host_loop.loop import HostLoop
-from services.gpu_engine.cuda.mapped_memory import MappedMemory
 from services.gpu_engine.cuda.memory_plan import memory_parts, require_device_memory
+from services.gpu_engine.cuda.ring_memory import GpuRing, RingPlace
 from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
 from services.gpu_engine.engine import EngineLimits
 from services.gpu_engine.models.config import ModelConfig
+from services.ring.header import read_ring_info
 from services.ring.memory import MemoryTransport, Region
 
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
@@ -47,6 +48,7 @@ def assemble(
     epoch: int,
     progress: StageProgress,
     scheduler: SchedulerPlace = "gpu",
+    ring_place: RingPlace = "host",
     around: Callable[[Record], Record] = lambda record: record,
 ) -> CudaEngine:
     """Load and allocate everything, compile what is not cached, capture the step graphs. Run the engine on this thread.
@@ -58,6 +60,7 @@ def assemble(
         region: a formatted ring.
         epoch: of this start; differs for every start.
         scheduler: "host" is there to be compared with.
+        ring_place: where the GPU's control loop finds the ring; elsewhere than in the region it is a copy of that.
         around: for measurements: launches something before and after the step's kernels.
 
     Raises:
@@ -70,7 +73,9 @@ def assemble(
     geometry = Geometry(model.config, limits.page_size)
     compiler = Compiler(device.arch, default_cache())
     config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids))
-    loop, memory = make_loop(scheduler, device, compiler, config=config, region=region, epoch=epoch)
+    loop, ring = make_loop(
+        scheduler, device, compiler, config=config, region=region, epoch=epoch, ring_place=ring_place
+    )
     step_limits = StepLimits(limits.max_batched_tokens, limits.max_running, loop.step.pages_per_sequence)
     parts = memory_parts(model.layers, geometry, step_limits, limits.kv_pages)
     require_device_memory(parts, device.free_bytes(), geometry, limits.context)
@@ -103,7 +108,8 @@ def assemble(
         graph_bytes=graphs.nbytes,
         free_bytes=device.free_bytes(),
     )
-    return CudaEngine(loop, MemoryTransport(region), (memory, executor))
+    transport = MemoryTransport(region) if ring is None else ring.transport
+    return CudaEngine(loop, transport, (ring, executor), None if ring is None else ring.moved())
 
 
 def make_loop(
@@ -114,18 +120,20 @@ def make_loop(
     config: LoopConfig,
     region: Region,
     epoch: int,
+    ring_place: RingPlace = "host",
     threads: int = THREADS,
     trace: bool = False,
-) -> tuple[StepLoop, MappedMemory | None]:
+) -> tuple[StepLoop, GpuRing | None]:
     """The loop for a formatted ring, and the ring's memory as the GPU sees it, which must live as long.
 
     ``threads`` and ``trace`` are of the GPU's loop (``build_control_loop``).
     """
     if scheduler == "host":
         return HostLoop(device, compiler, config, region, epoch), None
-    mapped = MappedMemory(region)
+    geometry = read_ring_info(MemoryTransport(region)).geometry
+    ring = GpuRing(device, region, geometry, ring_place)
     cubin = build_control_loop(device.arch, compiler.cache, threads=threads, trace=trace)
-    return ControlLoop(device, cubin, config, mapped.pointer, epoch), mapped
+    return ControlLoop(device, cubin, config, (ring.pointer, ring.outbound), epoch), ring
 
 
 def _warm_up(buckets: list[int], record: Callable[[Stream, int], None], progress: Callable[[int, int], None]) -> None:

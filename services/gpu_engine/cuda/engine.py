@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from services.gpu_engine.cuda.control_loop.errors import ControlLoopError
+from services.gpu_engine.cuda.errors import DriverError
 from services.gpu_engine.cuda.step_loop import StepLoop
-from services.gpu_engine.engine import Engine
+from services.gpu_engine.engine import Engine, MovedRing
 from services.ring import schema
 from services.ring.schema import EngineState
 from services.ring.transport import Transport
@@ -25,8 +26,11 @@ class CudaEngine(Engine):
     the thread that made the control loop.
     """
 
-    def __init__(self, loop: StepLoop, transport: Transport, memory: object = None) -> None:
+    def __init__(
+        self, loop: StepLoop, transport: Transport, memory: object = None, ring: MovedRing | None = None
+    ) -> None:
         self.loop = loop
+        self.ring = ring
         self._memory = memory
         self._transport = transport
 
@@ -56,8 +60,9 @@ class CudaEngine(Engine):
         try:
             yield
         except ControlLoopError as error:
-            self._transport.write(_FAILURE, error.code.to_bytes(8, "little"), flag=True)
-            self._transport.write(_STATE, EngineState.FAILED.to_bytes(8, "little"), flag=True)
+            with suppress(DriverError):  # a ring in the memory of a GPU that failed: its heartbeat has stopped
+                self._transport.write(_FAILURE, error.code.to_bytes(8, "little"), flag=True)
+                self._transport.write(_STATE, EngineState.FAILED.to_bytes(8, "little"), flag=True)
             raise
 
     def _state(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ring.memory import Region
+from services.ring.parts import HostPart, RingParts
 from services.ring.schema import RingGeometry
 from services.ring.verbs.device import Device
 from services.ring.verbs.grant import LaneGrant, QueuePairAddress, RemoteRegion
@@ -15,16 +15,16 @@ class LaneExport:
     """One gateway's way to one lane.
 
     Its queue pair, protection domain and three regions are its own: a key of another gateway's, guessed or stolen,
-    opens nothing here, and closing this revokes what it gave.
+    opens nothing here, and closing this revokes what it gave. ``parts`` hold the ring, each area in one of them.
     """
 
     def __init__(
-        self, device: Device, ring: Region, geometry: RingGeometry, lane: int, gateway: QueuePairAddress
+        self, device: Device, parts: RingParts, geometry: RingGeometry, lane: int, gateway: QueuePairAddress
     ) -> None:
         """Raises VerbsSetupError when the device refuses, ValueError when there is no such lane."""
         if not 0 <= lane < geometry.lanes:
             raise ValueError(f"lane is {lane}, the ring has {geometry.lanes}")
-        self._ring = ring
+        self._parts = parts
         self._queue_pair = QueuePair(device)
         self._regions: list[Any] = []
         try:
@@ -42,7 +42,13 @@ class LaneExport:
         self._regions.clear()
 
     def _register(self, offset: int, length: int, *, writable: bool) -> RemoteRegion:
-        memory = self._ring[offset : offset + length]
-        region = self._queue_pair.register(memory, REMOTE_READ | REMOTE_WRITE if writable else REMOTE_READ)
+        access = REMOTE_READ | REMOTE_WRITE if writable else REMOTE_READ
+        part = next(part for part in self._parts if part.start <= offset < part.start + part.length)
+        inside = offset - part.start
+        if isinstance(part, HostPart):
+            memory = part.region[inside : inside + length]
+            region, address = self._queue_pair.register(memory, access), memory.ctypes.data
+        else:  # pyverbs names the bytes of such a region by their offset in the descriptor's memory
+            region, address = self._queue_pair.register_dma_buf(part.fd, inside, length, access), inside
         self._regions.append(region)
-        return RemoteRegion(offset, length, memory.ctypes.data, region.rkey, writable)
+        return RemoteRegion(offset, length, address, region.rkey, writable)

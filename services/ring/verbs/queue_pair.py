@@ -8,7 +8,7 @@ from typing import Any
 
 from pyverbs.addr import AHAttr, GlobalRoute
 from pyverbs.cq import CQ
-from pyverbs.mr import MR
+from pyverbs.mr import MR, DmaBufMR
 from pyverbs.pd import PD
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
@@ -75,6 +75,17 @@ class QueuePair:
         except PyverbsRDMAError as error:
             raise VerbsSetupError(
                 f"can't register {memory.size} bytes with {self._device.name}: {error}; is RLIMIT_MEMLOCK large enough?"
+            ) from error
+
+    def register_dma_buf(self, fd: int, offset: int, length: int, access: int) -> Any:
+        """Register memory that is not this process's, such as a GPU's, by its dma-buf descriptor; pyverbs' DmaBufMR."""
+        try:
+            return DmaBufMR(self._domain, length, access, dmabuf=fd, offset=offset)
+        except PyverbsRDMAError as error:
+            raise VerbsSetupError(
+                f"can't register {length} bytes of GPU memory (dma-buf) with {self._device.name}: {error}; it needs "
+                "Linux 5.12 or newer, NVIDIA's open kernel module, and a NIC whose driver takes dma-buf (mlx5: "
+                "ConnectX-5 or newer; soft-RoCE does not): see `blink doctor`, or set ring_memory = host"
             ) from error
 
     def connect(self, peer: QueuePairAddress, *, answers_only: bool = False) -> None:

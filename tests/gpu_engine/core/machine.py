@@ -17,8 +17,11 @@ from services.ring import dtypes, schema
 from services.ring.header import RingInfo, format_ring
 from services.ring.lane import LaneClient
 from services.ring.memory import MemoryTransport, Region, allocate_region
+from services.ring.parts import HostPart, RingParts
 from services.ring.record import pack_record
 from services.ring.schema import FinishReason, LogKind, RejectCode, RingGeometry
+from services.ring.transport import Transport
+from tests.support.parted_ring import PartedTransport
 
 VOCABULARY = 211
 EOS = 3
@@ -65,9 +68,14 @@ class Stream:
 class Gateway:
     """A lane's gateway that puts each record where it is told and reads every stream."""
 
-    def __init__(self, region: Region, geometry: RingGeometry, lane: int, epoch: int) -> None:
+    def __init__(self, ring: Region | Transport, geometry: RingGeometry, lane: int, epoch: int) -> None:
         self.client = LaneClient(
-            MemoryTransport(region), geometry, lane, gateway_epoch=epoch, lease_timeout=1e9, clock=lambda: 0.0
+            ring if isinstance(ring, Transport) else MemoryTransport(ring),
+            geometry,
+            lane,
+            gateway_epoch=epoch,
+            lease_timeout=1e9,
+            clock=lambda: 0.0,
         )
         self.streams: dict[int, Stream] = {}  # by tag
         self.client.begin_attach()
@@ -108,7 +116,9 @@ class Machine:
         lease_us: int = 1_000_000,
         first_position: int = 0,
         threads: int = 1,
+        split: bool = False,
     ) -> None:
+        """``split`` puts the lanes' outbound areas into memory of their own."""
         self.geometry = RingGeometry(lanes, slots, arena_bytes, log_entries)
         self.region = allocate_region(self.geometry.ring_bytes)
         format_ring(self.region, RingInfo(self.geometry, bytes(32), VOCABULARY, max_context))
@@ -123,7 +133,16 @@ class Machine:
             eos_token_ids=[EOS],
         )
         self.config = config
-        self.scheduler = Scheduler(self.region, config, first_position=first_position, threads=threads)
+        start = self.geometry.outbound_offset
+        outbound = allocate_region(self.geometry.ring_bytes - start) if split else None
+        self.parts: RingParts = [HostPart(0, self.region)]
+        self.transport: Transport = MemoryTransport(self.region)
+        if outbound is not None:
+            self.parts = [HostPart(0, self.region[:start]), HostPart(start, outbound)]
+            self.transport = PartedTransport(MemoryTransport(self.region[:start]), MemoryTransport(outbound))
+        self.scheduler = Scheduler(
+            self.region, config, first_position=first_position, threads=threads, outbound=outbound
+        )
         self.scheduler.start(epoch=17)
         self.scheduler.set_state(schema.EngineState.READY)
         self.now_us = 1_000
@@ -135,7 +154,7 @@ class Machine:
 
     def attach(self, lane: int = 0) -> Gateway:
         self.epochs += 1
-        gateway = Gateway(self.region, self.geometry, lane, self.epochs)
+        gateway = Gateway(self.transport, self.geometry, lane, self.epochs)
         self.poll()
         assert gateway.client.attached()
         return gateway

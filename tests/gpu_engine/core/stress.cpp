@@ -202,7 +202,7 @@ int main(int, char** arguments) {
   HostScheduler scheduler(base, info.ring_bytes, config, 0xFFFFFFFF - 2 * kSlots, threads);
   scheduler.start(1);
 
-  const RingView view{base, info};
+  const RingView view{base, base + info.outbound_offset, info};
   std::atomic<bool> done{false};
   u32 faults = 0;
   Gateway hostile_side{view, 1}, honest_side{view, 0};

@@ -263,6 +263,7 @@ extern "C" __global__ void lay_out_loop(Loop* loop, LoopSettings settings, core:
   config.eos_count = settings.eos_count;
   for (u32 i = 0; i < core::kMaxEosTokens; ++i) config.eos[i] = settings.eos[i];
   state.ring.base = reinterpret_cast<u8*>(settings.ring);
+  state.ring.outbound_base = reinterpret_cast<u8*>(settings.outbound);
   state.ring.info = *reinterpret_cast<const ring::RingInfo*>(state.ring.base + ring::kRingInfoOffset);
   const u64 bytes = core::lay_out(state, memory);
   const auto address = [](const void* pointer) { return reinterpret_cast<u64>(pointer); };

@@ -13,7 +13,8 @@ using core::u8;
 
 // Given by the host when the engine starts; control_loop.py has the same fields in the same order.
 struct LoopSettings {
-  u64 ring;  // where the GPU sees it
+  u64 ring;      // where the GPU sees it
+  u64 outbound;  // the same of all lanes' outbound areas
   u64 epoch;
   u64 first_position;
   u64 lease_us;

@@ -28,7 +28,7 @@ class _Settings(ctypes.Structure):
     """LoopSettings of loop.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("ring", "epoch", "first_position", "lease_us")),
+        *((name, ctypes.c_uint64) for name in ("ring", "outbound", "epoch", "first_position", "lease_us")),
         *((name, ctypes.c_uint32) for name in ("page_size", "page_count", "max_running", "max_batched_tokens")),
         *((name, ctypes.c_uint32) for name in ("max_waiting", "priority_boost", "eos_count")),
         ("eos", ctypes.c_uint32 * MAX_EOS_TOKENS),
@@ -48,7 +48,7 @@ class ControlLoop(StepLoop):
 
     Args:
         cubin: of ``build_control_loop``.
-        ring: address of the formatted ring, as the GPU sees it.
+        ring: addresses of the formatted ring and of all lanes' outbound areas, as the GPU sees them.
 
     Attributes:
         nbytes: device memory of the scheduling core and the step.
@@ -57,7 +57,7 @@ class ControlLoop(StepLoop):
         OutOfDeviceMemoryError
     """
 
-    def __init__(self, device: Device, cubin: bytes, config: LoopConfig, ring: int, epoch: int) -> None:
+    def __init__(self, device: Device, cubin: bytes, config: LoopConfig, ring: tuple[int, int], epoch: int) -> None:
         super().__init__(device, config, epoch)
         self._module = Module(cubin)
         self._loop = Buffer(int(self._module.constant("loop_bytes")))
@@ -154,10 +154,11 @@ _BLOCKING_EVENT = (
 )  # waiting costs no CPU time
 
 
-def _settings(config: LoopConfig, ring: int, epoch: int) -> _Settings:
+def _settings(config: LoopConfig, ring: tuple[int, int], epoch: int) -> _Settings:
     eos = list(config.eos_token_ids)
     return _Settings(
-        ring=ring,
+        ring=ring[0],
+        outbound=ring[1],
         epoch=epoch,
         first_position=config.first_position,
         lease_us=config.lease_us,
