@@ -29,6 +29,7 @@ def test_the_default_arena_is_bounded_but_always_holds_two_requests() -> None:
         ("--transport=tcp", "transport is 'tcp', should be 'shm' or 'verbs'"),
         ("--handshake-key=k.pem", "handshake_key is given without handshake_certificate, handshake_authority"),
         ("--listen=0.0.0.0:7000", "listen is '0.0.0.0:7000': .* needs handshake_certificate"),
+        ("--ring-memory=device", "ring_memory is 'device': .* not for engine 'cpu', transport 'shm'"),
         ("--arena-bytes=100", "arena_bytes is '100', should be a multiple of 64"),
     ],
 )
