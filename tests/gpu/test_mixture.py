@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 
+from services.gpu_engine.cuda.bfloat16 import from_bfloat16, to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.mixture import SHAPES, WORK, MixtureKernels
@@ -17,6 +18,7 @@ from services.gpu_engine.models.config import MixtureConfig
 from tests.gpu.steps import POISON, Floats, KernelBench, bfloat16_of, poisoned, relative_error
 
 BF16_ERROR = 6e-3
+POOL = 4_000_037  # random weights, repeated at steps at which no two experts begin alike
 QWEN3_30B = MixtureConfig(experts=128, per_token=8, ffn=768, normalized=True)
 SMALL = MixtureConfig(experts=16, per_token=3, ffn=64, normalized=False)
 CASES = [
@@ -51,14 +53,15 @@ class Layer:
         self.kernels = MixtureKernels(bench.geometry, compiler, bench.arrays.addresses, bench.limits)
         for name in set(WORK) - {"arrivals"}:
             self.kernels.memory.work[name].fill(POISON)
-        scale = hidden**-0.5
         self.x, self.x_values = bench.random(tokens, hidden)
         if alike:
             self.x.upload(np.tile(self.x.download(np.uint16, (1, hidden)), (tokens, 1)))
             self.x_values = bfloat16_of(self.x, tokens, hidden)
-        self.router, self.router_values = bench.random(mixture.experts, hidden, scale=scale)
-        self.gate_up, self.gate_up_values = bench.random(mixture.experts, 2, mixture.ffn, hidden, scale=scale)
-        self.down, self.down_values = bench.random(mixture.experts, hidden, mixture.ffn, scale=mixture.ffn**-0.5)
+        self.router, self.router_values = bench.random(mixture.experts, hidden, scale=hidden**-0.5)
+        pool = to_bfloat16((rng.standard_normal(POOL) * hidden**-0.5).astype(np.float32))
+        self.gate_up_bits = np.resize(pool, (mixture.experts, 2, mixture.ffn, hidden))
+        self.down_bits = np.resize(pool, (mixture.experts, hidden, mixture.ffn))
+        self.gate_up, self.down = Buffer.of(self.gate_up_bits), Buffer.of(self.down_bits)
 
     def run(self, stream: Stream, shape_name: str, tokens: int | None = None, x: int | None = None) -> Buffer:
         """Launch for ``tokens`` and a few more, as a graph of a larger bucket would be."""
@@ -95,10 +98,8 @@ class Layer:
         weights = np.take_along_axis(exact, chosen.astype(np.int64), 1)
         weights /= (weights if mixture.normalized else exact).sum(1, keepdims=True)
         np.testing.assert_allclose(self.array("weights", np.float32), weights, rtol=1e-4)
-        places, tokens = (
-            self.array("places", np.int32).reshape(-1),
-            np.repeat(np.arange(self.tokens), mixture.per_token),
-        )
+        places = self.array("places", np.int32).reshape(-1)
+        tokens = np.repeat(np.arange(self.tokens), mixture.per_token)
         order = np.argsort(chosen.reshape(-1), kind="stable")
         np.testing.assert_array_equal(places[order], np.arange(places.size))
         np.testing.assert_array_equal(self.array("row_token", np.int32).reshape(-1), tokens[order])
@@ -108,8 +109,9 @@ class Layer:
         out = np.zeros((self.tokens, self.hidden))
         for expert in np.unique(chosen):
             token, choice = np.nonzero(chosen == expert)
-            gate, up = (self.x_values[token] @ self.gate_up_values[expert, part].T for part in (0, 1))
-            results = (gate / (1 + np.exp(-gate)) * up) @ self.down_values[expert].T
+            x, down = self.x_values[token], from_bfloat16(self.down_bits[expert]).astype(np.float64)
+            gate, up = (x @ from_bfloat16(bits).astype(np.float64).T for bits in self.gate_up_bits[expert])
+            results = (gate / (1 + np.exp(-gate)) * up) @ down.T
             np.add.at(out, token, weights[token, choice][:, None] * results)
         return out
 
@@ -128,12 +130,11 @@ def test_a_layer_in_every_shape(
     outs = []
     for shape in (*SHAPES, "medium"):  # again: the arrival counters must be back at zero
         out = layer.run(stream, shape)
-        found = bfloat16_of(out, tokens + 5, hidden)
-        assert relative_error(found[:tokens], layer.expected(*layer.check_routing())) < BF16_ERROR, shape
-        assert np.isnan(found[tokens:]).all()
+        routing = layer.check_routing()
         outs.append(out.download(np.uint16, (tokens, hidden)))
-    for out_bits in outs[1:]:
-        np.testing.assert_array_equal(out_bits, outs[0])
+        np.testing.assert_array_equal(outs[-1], outs[0], shape)
+        assert np.isnan(bfloat16_of(out, tokens + 5, hidden)[tokens:]).all()
+    assert relative_error(from_bfloat16(outs[0]), layer.expected(*routing)) < BF16_ERROR
 
 
 @pytest.mark.parametrize("shape", SHAPES)
