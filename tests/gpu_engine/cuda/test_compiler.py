@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ GEOMETRIES = {
 }
 
 
+CONSTANT = re.compile(r'extern "C" __device__ [\w ]+ (\w+)(?:\[\d+\])? =')
 ENTRY = re.compile(r'extern "C" __global__ void\s*(?:__launch_bounds__\([^)]*\))?\s*(\w+)\(')
 
 
@@ -41,6 +43,22 @@ def build(geometry: Geometry, sources: Sequence[str], arch: str = "sm_90a") -> N
         entries = ENTRY.findall((KERNELS / source).read_text())
         assert entries
         assert all(b".text." + entry.encode() + b"\0" in cubin for entry in entries)
+        assert {*CONSTANT.findall((KERNELS / source).read_text())} <= symbols(cubin)
+
+
+def symbols(elf: bytes) -> set[str]:
+    """Names that the driver can look up in an ELF64 file: a constant that no kernel reads may have been dropped."""
+    table, entry_bytes, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * entry_bytes) for i in range(count)]
+    found = set()
+    for _, kind, _, _, start, size, link, _, _, each in headers:
+        if kind != 2:  # SHT_SYMTAB
+            continue
+        names = headers[link][4]
+        for at in range(start, start + size, each):
+            (name,) = struct.unpack_from("<I", elf, at)
+            found.add(elf[names + name : elf.index(b"\0", names + name)].decode())
+    return found
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)

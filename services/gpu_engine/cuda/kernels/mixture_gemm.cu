@@ -6,7 +6,7 @@
 
 namespace blink {
 
-extern "C" __device__ const u32 mixture_thin_shape[3] = {Thin::kOut, Thin::kItemRows, Thin::kShared};
+extern "C" __device__ u32 mixture_thin_shape[3] = {Thin::kOut, Thin::kItemRows, Thin::kShared};
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
     mixture_gate_up_thin(MixtureWork work, GemmOperands operands) {
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
   grouped_gemm<Thin, false, kExpertFfn, kHidden>(work, operands);
 }
 
-extern "C" __device__ const u32 mixture_narrow_shape[3] = {Narrow::kOut, Narrow::kItemRows, Narrow::kShared};
+extern "C" __device__ u32 mixture_narrow_shape[3] = {Narrow::kOut, Narrow::kItemRows, Narrow::kShared};
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
     mixture_gate_up_narrow(MixtureWork work, GemmOperands operands) {
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 3)
   grouped_gemm<Narrow, false, kExpertFfn, kHidden>(work, operands);
 }
 
-extern "C" __device__ const u32 mixture_medium_shape[3] = {Medium::kOut, Medium::kItemRows, Medium::kShared};
+extern "C" __device__ u32 mixture_medium_shape[3] = {Medium::kOut, Medium::kItemRows, Medium::kShared};
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 2)
     mixture_gate_up_medium(MixtureWork work, GemmOperands operands) {
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 2)
   grouped_gemm<Medium, false, kExpertFfn, kHidden>(work, operands);
 }
 
-extern "C" __device__ const u32 mixture_wide_shape[3] = {Wide::kOut, Wide::kItemRows, Wide::kShared};
+extern "C" __device__ u32 mixture_wide_shape[3] = {Wide::kOut, Wide::kItemRows, Wide::kShared};
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 2)
     mixture_gate_up_wide(MixtureWork work, GemmOperands operands) {

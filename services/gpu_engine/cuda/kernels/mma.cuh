@@ -5,6 +5,16 @@
 
 namespace blink {
 
+// d[16, 8] += a[16, 16] b[16, 8], bf16 with fp32 sums. Of lane 4g + c: a holds rows g (a0, a2) and g + 8 (a1, a3) at
+// columns 2c, 2c + 1 (a0, a1) and 8 more (a2, a3); b holds column g at the same rows; d rows g and g + 8, columns 2c,
+// 2c + 1.
+__device__ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // d[8, 8] += a[8, 16] b[16, 8], bf16 with fp32 sums. Of lane 4g + c: a holds row g at columns 2c, 2c + 1 (a0) and 8
 // more (a2); b holds column g at the same rows; d row g, columns 2c, 2c + 1. The instruction has 16 rows: the upper
 // eight are zero and cost no registers.
