@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("device")  # which skips where there is no 
 
 PROMPT = [5, 9, 200, 41, 7]
 ROOT = Path(__file__).parents[2]
-DRIVER_THREAD = "cuda-EvtHandlr"
 SPAN = 1024  # arena bytes of a slot
 
 
@@ -293,17 +292,14 @@ def test_the_parked_host_uses_no_cpu_time_under_load() -> None:
         until(gateway.client.attached)
         load = Load(gateway, 8, 1 << 30, seed=1)
         begin, before = time.monotonic(), _cpu_milliseconds(process.pid)
-        while time.monotonic() - begin < 5.0:
+        while time.monotonic() - begin < 20.0:
             load.work()
         used = _cpu_milliseconds(process.pid)
         _atomics.store_release(region, COMMAND, Command.STOP)
         assert process.wait(PATIENCE) == 0
     assert len(gateway.streams) > 100
     spent = {name: milliseconds - before.get(name, 0.0) for name, milliseconds in used.items()}
-    driver = sum(spent.pop(name) for name in list(spent) if name.endswith(DRIVER_THREAD))
-    assert sum(spent.values()) < 0.5, f"ms of CPU time in 5 s by thread: {spent}"
-    # The driver's own thread looks around a dozen times a second, as in every process that uses CUDA, idle or not.
-    assert driver < 10.0
+    assert sum(spent.values()) < 10.0, f"ms of CPU time in 20 s by thread: {spent}"
 
 
 def _cpu_milliseconds(pid: int) -> dict[str, float]:

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from services.gpu_engine.cuda.errors import CudaUnavailableError, DriverError, OutOfDeviceMemoryError
+from services.gpu_engine.cuda.timer_slack import late_timers
 
 try:
     from cuda.bindings import driver as cu
 except ImportError as error:
     raise CudaUnavailableError("the cuda engine needs the CUDA libraries: pip install 'blink[cuda]'") from error
 
+_DRIVER_THREAD_SECONDS = 2.0  # between two looks around of the driver's own thread
 ALIGNMENT = 256  # bytes, of every allocation
 GRANULE = 2 << 20  # in which the driver hands out large ones
 Argument = ctypes._SimpleCData | ctypes.Structure  # type: ignore[type-arg]
