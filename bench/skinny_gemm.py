@@ -17,8 +17,8 @@ import numpy as np
 
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
-from services.gpu_engine.cuda.cublas_lt import CublasLt
 from services.gpu_engine.cuda.driver import Buffer, Device, Graph, Stream, Timer
+from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, Norm, Overlap, SkinnyGemm, square_bytes
 
 BYTES_PER_SECOND = 4.4e12
@@ -69,8 +69,9 @@ class Bench:
     def __init__(self) -> None:
         self.device, self.stream = Device(), Stream(overlap=True)
         self.timer = Timer(self.stream)
-        self.gemm = SkinnyGemm(self.device, Compiler(self.device.arch, default_cache()))
-        self.blas = CublasLt()
+        compiler = Compiler(self.device.arch, default_cache())
+        self.gemm = SkinnyGemm(self.device, compiler)
+        self.library = MatrixProducts(self.device, compiler, None)
         rng = np.random.default_rng()
         pool = to_bfloat16(rng.standard_normal(1 << 24).astype(np.float32) * np.float32(0.02))
         self.weights = Buffer(WEIGHT_BYTES, "random weights")
@@ -146,7 +147,7 @@ class Bench:
     def cublas(self, shape: Shape, tokens: int, weight: int) -> None:
         logits = shape.kind == "logits"
         m, n, k = tokens, shape.weight_rows, shape.depth
-        self.blas.matmul(self.stream, self.x.pointer, weight, self.out.pointer, m=m, n=n, k=k, fp32_out=logits)
+        self.library.matmul(self.stream, self.x.pointer, weight, self.out.pointer, m=m, n=n, k=k, fp32_out=logits)
 
     def compare(self, shape: Shape, tokens: int) -> None:
         weights = self.launches(shape)

@@ -52,13 +52,16 @@ DRAIN_SECONDS = 60.0
 
 
 def watch_heartbeat(ring: Path, oldest: Synchronized[float], running: Synchronized[int]) -> None:
-    """Keep the longest time, in seconds, for which the heartbeat was seen to stand still."""
+    """Keep the longest time, in seconds, for which the heartbeat was seen to stand still while the engine was READY.
+
+    What this process sleeps through does not count: between two looks at the same beat it stood still, whoever looked.
+    """
     transport = ShmTransport(ring)
     last, since = -1, 0.0
     while running.value:
-        beat, now = int(read_status(transport, GEOMETRY).engine["heartbeat"]), time.monotonic()
-        if beat != last:
-            last, since = beat, now
+        now, status = time.monotonic(), read_status(transport, GEOMETRY).engine
+        if status["heartbeat"] != last or status["state"] != EngineState.READY:
+            last, since = int(status["heartbeat"]), now
         oldest.value = max(oldest.value, now - since)
         time.sleep(0.0005)
 

@@ -20,6 +20,7 @@ from services.gpu_engine.cuda.memory_plan import memory_parts, require_device_me
 from services.gpu_engine.cuda.ring_memory import GpuRing, RingPlace
 from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
+from services.gpu_engine.cuda.warm_up import warm_up
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
 from services.gpu_engine.engine import EngineLimits
 from services.gpu_engine.models.config import ModelConfig
@@ -95,7 +96,8 @@ def assemble(
         executor.launch(stream, bucket, min(bucket, limits.max_running))
 
     buckets = default_buckets(limits.max_batched_tokens)
-    _warm_up(buckets, record, partial(progress, "choosing matrix products"))
+    executor.activations.randomize()
+    warm_up(compiler, executor.products, buckets, record, partial(progress, "choosing matrix products"))
     graphs = loop.capture(around(record), buckets, partial(progress, "capturing step graphs"))
     log.info(
         "loaded",
@@ -134,12 +136,3 @@ def make_loop(
     ring = GpuRing(device, region, geometry, ring_place)
     cubin = build_control_loop(device.arch, compiler.cache, threads=threads, trace=trace)
     return ControlLoop(device, cubin, config, (ring.pointer, ring.outbound), epoch), ring
-
-
-def _warm_up(buckets: list[int], record: Callable[[Stream, int], None], progress: Callable[[int, int], None]) -> None:
-    """Launch an empty step of each bucket: libraries load kernels on first use, which can't be captured."""
-    stream = Stream()
-    for done, bucket in enumerate(buckets):
-        record(stream, bucket)
-        progress(done + 1, len(buckets))
-    stream.synchronize()

@@ -72,7 +72,7 @@ class Compiler:
         objects = {name: _compile(name, text, headers, options) for name, text in texts.items()}
         cubin = objects[sources[0]] if whole else _link(objects, self.arch, libraries)
         if cached:
-            _write_whole(cached, cubin)
+            write_whole(cached, cubin)
         return cubin
 
     def _includes(self, texts: Mapping[str, str]) -> dict[str, str]:
@@ -153,7 +153,7 @@ def _nvrtc(call: str, result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Other processes see the whole file or none."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

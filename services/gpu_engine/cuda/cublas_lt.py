@@ -1,31 +1,70 @@
 """Matrix products through cuBLASLt: out[m, n] = x[m, k] @ weight[n, k]^T, bf16 operands, fp32 sums.
 
-A thin ctypes layer. The workspace is fixed and the algorithm of each shape is chosen once, so launches can be captured
-in graphs. Reference: docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API".
+A thin ctypes layer; which algorithm to take is the caller's choice (products.py). The workspace is fixed, so launches
+can be captured in graphs. Reference: docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API".
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from services.gpu_engine.cuda.driver import Buffer, Stream
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.errors import CudaUnavailableError, DriverError
+from services.gpu_engine.cuda.geometry import BF16_BYTES
 
 R_32F, R_16BF = 0, 14  # cudaDataType_t
 COMPUTE_32F = 68  # cublasComputeType_t
-TRANSPOSE_A = 3  # cublasLtMatmulDescAttributes_t
-MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
+TRANSPOSE_A, SM_COUNT_TARGET = 3, 15  # cublasLtMatmulDescAttributes_t
+MAX_WORKSPACE, REDUCTION_SCHEMES = 1, 3  # cublasLtMatmulPreferenceAttributes_t
+NO_REDUCTION, ANY_REDUCTION = 0, 7  # cublasLtReductionScheme_t
 OP_TRANSPOSE = 1  # cublasOperation_t
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
+CANDIDATES = 8  # of each target
+
+
+class Shape(NamedTuple):
+    """out[m, n] = x[m, k] @ weight[n, k]^T"""
+
+    m: int
+    n: int
+    k: int
+    fp32_out: bool
+
+    @property
+    def out_bytes(self) -> int:
+        return (4 if self.fp32_out else BF16_BYTES) * self.m * self.n
+
+    @property
+    def bytes(self) -> int:
+        """That must be moved."""
+        return BF16_BYTES * self.k * (self.m + self.n) + self.out_bytes
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+
+class Operands(NamedTuple):
+    """Addresses in device memory; all row-major."""
+
+    x: int
+    weight: int
+    out: int
+
+
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t: may be stored and used again by the same version of the library."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
 
 
 class _Heuristic(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t"""
 
     _fields_ = (
-        ("algorithm", ctypes.c_uint64 * 8),
+        ("algorithm", Algorithm),
         ("workspace", ctypes.c_size_t),
         ("state", ctypes.c_int),
         ("waves", ctypes.c_float),
@@ -33,107 +72,116 @@ class _Heuristic(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """One shape's descriptors and algorithm."""
-
-    operation: ctypes.c_void_p
-    weight: ctypes.c_void_p
-    x: ctypes.c_void_p
-    out: ctypes.c_void_p
-    heuristic: _Heuristic
-
-
 class CublasLt:
-    """A handle, its workspace, and the plans of the shapes seen so far."""
+    """A handle and its workspace.
 
-    def __init__(self) -> None:
+    Attributes:
+        version: of the library; algorithms are good for the same version.
+    """
+
+    def __init__(self, device: Device) -> None:
         self._library = _load()
+        self._library.cublasLtGetVersion.restype = ctypes.c_size_t
+        self.version = f"cuBLASLt {self._library.cublasLtGetVersion()}"
         self._handle = ctypes.c_void_p()
         self._call("cublasLtCreate", ctypes.byref(self._handle))
         self._workspace = Buffer(WORKSPACE_BYTES, "the cuBLASLt workspace")
-        self._plans: dict[tuple[int, int, int, bool], _Plan] = {}
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._layouts: dict[tuple[int, int, int], ctypes.c_void_p] = {}
+        # The control loop will occupy one multiprocessor: which target is better depends on the shape.
+        targets = (device.multiprocessors, device.multiprocessors - 1)
+        self._operations = {target: self._operation(target) for target in targets}
 
-    def matmul(
-        self, stream: Stream, x: int, weight: int, out: int, *, m: int, n: int, k: int, fp32_out: bool = False
-    ) -> None:
-        """Launch out[m, n] = x[m, k] @ weight[n, k]^T; all row-major, addresses of device memory.
-
-        Args:
-            fp32_out: ``out`` is float32, else bf16.
-
-        Raises:
-            DriverError: the library has no algorithm, or the launch failed.
-        """
-        plan = self._plan(m, n, k, fp32_out)
+    def launch(self, stream: Stream, shape: Shape, operands: Operands, candidate: str) -> None:
+        """Launch a product by one of ``candidates(shape)``. Raises DriverError when the library refuses."""
+        target, algorithm = _parsed(candidate)
+        weight_layout, x_layout, out_layout = self._layouts_of(shape)
         self._call(
             "cublasLtMatmul",
             self._handle,
-            plan.operation,
+            self._operations[target],
             ctypes.byref(self._one),
-            ctypes.c_void_p(weight),
-            plan.weight,
-            ctypes.c_void_p(x),
-            plan.x,
+            ctypes.c_void_p(operands.weight),
+            weight_layout,
+            ctypes.c_void_p(operands.x),
+            x_layout,
             ctypes.byref(self._zero),
-            ctypes.c_void_p(out),
-            plan.out,
-            ctypes.c_void_p(out),
-            plan.out,
-            ctypes.byref(plan.heuristic.algorithm),
+            ctypes.c_void_p(operands.out),
+            out_layout,
+            ctypes.c_void_p(operands.out),
+            out_layout,
+            ctypes.byref(algorithm),
             ctypes.c_void_p(self._workspace.pointer),
             ctypes.c_size_t(WORKSPACE_BYTES),
             ctypes.c_void_p(int(stream.handle)),
         )
 
-    def _plan(self, m: int, n: int, k: int, fp32_out: bool) -> _Plan:
-        key = (m, n, k, fp32_out)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(*key)
-        return self._plans[key]
+    def candidates(self, shape: Shape, *, split: bool) -> list[str]:
+        """What the library suggests, its first choice first: the target in multiprocessors and the algorithm, as text.
 
-    def _make_plan(self, m: int, n: int, k: int, fp32_out: bool) -> _Plan:
+        Args:
+            split: algorithms may cut k and add the parts.
+
+        Raises:
+            DriverError: it suggests nothing.
+        """
+        found: dict[str, None] = {}  # in order
+        for target, operation in self._operations.items():
+            for heuristic in self._suggestions(shape, operation, ANY_REDUCTION if split else NO_REDUCTION):
+                if heuristic.state == 0:
+                    found[f"{target}:{bytes(heuristic.algorithm).hex()}"] = None
+        if not found:
+            raise DriverError("cublasLtMatmulAlgoGetHeuristic", "no algorithm", f"for {shape}")
+        return list(found)
+
+    def _suggestions(self, shape: Shape, operation: ctypes.c_void_p, reductions: int) -> list[_Heuristic]:
+        weight, x, out = self._layouts_of(shape)
+        preference = ctypes.c_void_p()
+        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        limit = ctypes.c_uint64(WORKSPACE_BYTES)
+        schemes = ctypes.c_uint32(reductions)
+        self._set("cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE, limit)
+        self._set("cublasLtMatmulPreferenceSetAttribute", preference, REDUCTION_SCHEMES, schemes)
+        heuristics, found = (_Heuristic * CANDIDATES)(), ctypes.c_int()
+        try:
+            self._call(
+                "cublasLtMatmulAlgoGetHeuristic",
+                self._handle,
+                operation,
+                weight,
+                x,
+                out,
+                out,
+                preference,
+                CANDIDATES,
+                heuristics,
+                ctypes.byref(found),
+            )
+        finally:
+            self._call("cublasLtMatmulPreferenceDestroy", preference)
+        return heuristics[: found.value]
+
+    def _operation(self, multiprocessors: int) -> ctypes.c_void_p:
         # The library is column-major: it sees weight as [k, n], x as [k, m] and out as [n, m].
         operation = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(operation), COMPUTE_32F, R_32F)
         self._set("cublasLtMatmulDescSetAttribute", operation, TRANSPOSE_A, ctypes.c_int32(OP_TRANSPOSE))
-        weight, x = self._layout(R_16BF, k, n), self._layout(R_16BF, k, m)
-        out = self._layout(R_32F if fp32_out else R_16BF, n, m)
-        preference = ctypes.c_void_p()
-        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        limit = ctypes.c_uint64(WORKSPACE_BYTES)
-        self._set("cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE, limit)
-        heuristic, found = _Heuristic(), ctypes.c_int()
-        self._call(
-            "cublasLtMatmulAlgoGetHeuristic",
-            self._handle,
-            operation,
-            weight,
-            x,
-            out,
-            out,
-            preference,
-            1,
-            ctypes.byref(heuristic),
-            ctypes.byref(found),
-        )
-        self._call("cublasLtMatmulPreferenceDestroy", preference)
-        if found.value == 0 or heuristic.state != 0:
-            raise DriverError("cublasLtMatmulAlgoGetHeuristic", "no algorithm", f"m={m} n={n} k={k}")
-        return _Plan(operation, weight, x, out, heuristic)
+        self._set("cublasLtMatmulDescSetAttribute", operation, SM_COUNT_TARGET, ctypes.c_int32(multiprocessors))
+        return operation
+
+    def _layouts_of(self, shape: Shape) -> tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]:
+        """Of weight, x and out."""
+        m, n, k, fp32_out = shape
+        return self._layout(R_16BF, k, n), self._layout(R_16BF, k, m), self._layout(R_32F if fp32_out else R_16BF, n, m)
 
     def _layout(self, kind: int, rows: int, columns: int) -> ctypes.c_void_p:
-        layout = ctypes.c_void_p()
-        self._call(
-            "cublasLtMatrixLayoutCreate",
-            ctypes.byref(layout),
-            kind,
-            ctypes.c_uint64(rows),
-            ctypes.c_uint64(columns),
-            ctypes.c_int64(rows),
-        )
-        return layout
+        key = kind, rows, columns
+        if key not in self._layouts:
+            layout = ctypes.c_void_p()
+            sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)
+            self._call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), kind, *sizes)
+            self._layouts[key] = layout
+        return self._layouts[key]
 
     def _set(self, call: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
         self._call(call, target, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
@@ -144,12 +192,18 @@ class CublasLt:
             raise DriverError(name, f"status {status}", "see cublasStatus_t")
 
     def __del__(self) -> None:
-        for plan in getattr(self, "_plans", {}).values():
-            for layout in (plan.weight, plan.x, plan.out):
-                self._library.cublasLtMatrixLayoutDestroy(layout)
-            self._library.cublasLtMatmulDescDestroy(plan.operation)
+        for layout in getattr(self, "_layouts", {}).values():
+            self._library.cublasLtMatrixLayoutDestroy(layout)
+        for operation in getattr(self, "_operations", {}).values():
+            self._library.cublasLtMatmulDescDestroy(operation)
         if getattr(self, "_handle", None):
             self._library.cublasLtDestroy(self._handle)
+
+
+@cache
+def _parsed(candidate: str) -> tuple[int, Algorithm]:
+    target, _, algorithm = candidate.partition(":")
+    return int(target), Algorithm.from_buffer_copy(bytes.fromhex(algorithm))
 
 
 def _load() -> ctypes.CDLL:

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise CudaUnavailableError("the cuda engine needs the CUDA libraries: pip install 'blink[cuda]'") from error
 
-_DRIVER_THREAD_SECONDS = 2.0  # between two looks around of the driver's own thread
+_DRIVER_THREAD_SECONDS = 2.0  # that its own thread may be woken late: timer_slack.py
 ALIGNMENT = 256  # bytes, of every allocation
 GRANULE = 2 << 20  # in which the driver hands out large ones
 Argument = ctypes._SimpleCData | ctypes.Structure  # type: ignore[type-arg]
@@ -53,12 +53,13 @@ class Device:
     """
 
     def __init__(self, ordinal: int = 0) -> None:
-        try:
-            check("cuInit", cu.cuInit(0))
-            self._device = check("cuDeviceGet", cu.cuDeviceGet(ordinal))
-        except (DriverError, RuntimeError) as error:
-            raise CudaUnavailableError(f"GPU {ordinal} can't be used: {error}") from error
-        self._context = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
+        with late_timers(_DRIVER_THREAD_SECONDS):
+            try:
+                check("cuInit", cu.cuInit(0))
+                self._device = check("cuDeviceGet", cu.cuDeviceGet(ordinal))
+            except (DriverError, RuntimeError) as error:
+                raise CudaUnavailableError(f"GPU {ordinal} can't be used: {error}") from error
+            self._context = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
         self.make_current()
         self.name = check("cuDeviceGetName", cu.cuDeviceGetName(128, self._device)).split(b"\0")[0].decode()
         attribute = cu.CUdevice_attribute
@@ -210,11 +211,18 @@ class Timer:
     def start(self) -> None:
         check("cuEventRecord", cu.cuEventRecord(self._events[0], self._stream.handle))
 
-    def stop(self) -> float:
-        """Seconds since ``start``; waits for the device."""
+    def end(self) -> None:
         check("cuEventRecord", cu.cuEventRecord(self._events[1], self._stream.handle))
+
+    def seconds(self) -> float:
+        """Between ``start`` and ``end``; waits for the device."""
         check("cuEventSynchronize", cu.cuEventSynchronize(self._events[1]))
         return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(*self._events))) / 1e3
+
+    def stop(self) -> float:
+        """``end`` and ``seconds``."""
+        self.end()
+        return self.seconds()
 
     def __del__(self) -> None:
         for event in getattr(self, "_events", []):

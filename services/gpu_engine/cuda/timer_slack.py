@@ -17,9 +17,9 @@ _OWN_DEFAULT = 0  # what the thread was started with
 
 @contextmanager
 def late_timers(seconds: float) -> Iterator[None]:
-    """Threads started inside, by this thread, sleep up to so much longer than they ask for (prctl(2), PR_SET_TIMERSLACK).
+    """Threads started inside, by this one, may wake so much later than they ask for: PR_SET_TIMERSLACK of prctl(2).
 
-    This thread does too, until the end. Where the kernel does not have it, nothing changes.
+    This thread may too, until the end. Where the kernel does not have it, nothing changes.
     """
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(int(seconds * 1e9)), 0, 0, 0)

@@ -86,8 +86,13 @@ def test_mixtures_compile_for_hopper(source: str) -> None:
     build(Geometry(model), [source])
 
 
+def test_what_holds_the_device_while_products_are_chosen_compiles() -> None:
+    build(GEOMETRIES["SmolLM2-135M"], ["hold.cu"])
+
+
 def test_no_kernel_is_left_out() -> None:
-    assert {*SOURCES, *MIXTURE_SOURCES, "sampling.cu", "skinny_gemm.cu"} == {path.name for path in KERNELS.glob("*.cu")}
+    others = {"hold.cu", "sampling.cu", "skinny_gemm.cu"}
+    assert {*SOURCES, *MIXTURE_SOURCES, *others} == {path.name for path in KERNELS.glob("*.cu")}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])

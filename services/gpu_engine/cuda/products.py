@@ -1,0 +1,164 @@
+"""The model's matrix products: each shape by the fastest way that keeps the engine's one order of summation.
+
+The order: k in steps of 16, from first to last, into one fp32 sum for each output. The skinny kernel, for few tokens,
+is written so; cuBLASLt's algorithms that do not split k come to the same bits on Hopper, whatever their tiles, which is
+checked for each before it is taken. So a row's bits do not depend on what shares its step. On a GPU without the skinny
+kernel nothing is checked, and the library's algorithms may differ from bucket to bucket.
+
+Ways are timed at the start, each over the weights of all layers in turn, and what was chosen is kept on disk.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.cublas_lt import CublasLt, Operands, Shape
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream, Timer
+from services.gpu_engine.cuda.errors import DriverError
+from services.gpu_engine.cuda.holds import Holds
+from services.gpu_engine.cuda.kept_choices import KeptChoices
+from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
+
+SKINNY = "skinny"  # the name of our own kernel among the library's algorithms
+CHECKED_ROWS = 8
+SAMPLES = 3
+NEAR = 1.1  # of the fastest at the first look: what is looked at again
+_SAMPLE_SECONDS = 1.5e-3
+_BYTES_PER_SECOND, _OPERATIONS_PER_SECOND = 4e12, 7e14  # an H200's, to guess how often a sample should launch
+
+
+class MatrixProducts:
+    """Launches products, and finds out how best to.
+
+    Args:
+        skinny: for GPUs that have it.
+    """
+
+    def __init__(self, device: Device, compiler: Compiler, skinny: SkinnyGemm | None) -> None:
+        self._library = CublasLt(device)
+        self._skinny = skinny
+        self._kept = KeptChoices(compiler.cache, f"{device.name}, {self._library.version}, skinny: {bool(skinny)}")
+        self._ways: dict[Shape, str] = {}
+        self._seen: dict[Shape, list[Operands]] | None = None
+
+    def matmul(
+        self, stream: Stream, x: int, weight: int, out: int, *, m: int, n: int, k: int, fp32_out: bool = False
+    ) -> None:
+        """Launch out[m, n] = x[m, k] @ weight[n, k]^T; all row-major, addresses of device memory.
+
+        Args:
+            fp32_out: ``out`` is float32, else bf16.
+
+        Raises:
+            DriverError: there is no way to compute this shape, or the launch failed.
+        """
+        shape, operands = Shape(m, n, k, fp32_out), Operands(x, weight, out)
+        if self._seen is not None:
+            self._seen.setdefault(shape, []).append(operands)
+        if shape not in self._ways:
+            self._ways[shape] = self._kept.get(shape) or self._candidates(shape)[0]
+        self._launch(stream, shape, operands, self._ways[shape])
+
+    @contextmanager
+    def observing(self) -> Iterator[dict[Shape, list[Operands]]]:
+        """The products launched inside that nothing is kept of, with the operands of each launch."""
+        self._seen = {}
+        try:
+            yield self._seen
+        finally:
+            for shape in [shape for shape in self._seen if self._kept.get(shape)]:
+                del self._seen[shape]
+            self._seen = None
+
+    def choose(self, seen: dict[Shape, list[Operands]], holds: Holds) -> None:
+        """Measure how to compute the products that ``observing`` has seen; ``keep`` writes it down.
+
+        Raises:
+            DriverError: there is no way to compute one of them in the engine's order.
+        """
+        stream = Stream()
+        # Also loads all their kernels, which waits for whatever runs on the device.
+        ways = {shape: self._in_order(stream, shape, operands[0]) for shape, operands in seen.items()}
+        most = max((shape.out_bytes for shape in seen), default=0)
+        out = Buffer(most, "products that are being compared")
+        with holds.occupied_multiprocessor():
+            for shape, operands in seen.items():
+                turns = [operand._replace(out=out.pointer) for operand in operands]
+
+                def seconds(way: str, shape: Shape = shape, turns: list[Operands] = turns) -> float:
+                    return self._seconds(stream, holds, shape, turns, way)
+
+                self._ways[shape] = fastest(ways[shape], seconds)
+                self._kept.add(shape, self._ways[shape])
+
+    def keep(self) -> None:
+        self._kept.write()
+
+    def _candidates(self, shape: Shape) -> list[str]:
+        if self._skinny is None:
+            return self._library.candidates(shape, split=shape.m <= MOST_TOKENS)
+        own = [SKINNY] if shape.m <= MOST_TOKENS else []
+        return own + self._library.candidates(shape, split=False)
+
+    def _launch(self, stream: Stream, shape: Shape, operands: Operands, way: str) -> None:
+        if way == SKINNY:
+            assert self._skinny
+            m, n, k, fp32_out = shape
+            self._skinny.matmul(stream, *operands, m=m, n=n, k=k, fp32_out=fp32_out)
+        else:
+            self._library.launch(stream, shape, operands, way)
+
+    def _in_order(self, stream: Stream, shape: Shape, operands: Operands) -> list[str]:
+        """The candidates that give the skinny kernel's bits."""
+        candidates = self._candidates(shape)
+        rows = min(shape.m, CHECKED_ROWS)
+        out = Buffer(shape.out_bytes, "a product that is being checked")
+
+        def first_rows(launch: Callable[[Operands], None]) -> NDArray[np.uint8]:
+            out.fill(0xFF)  # NaN
+            launch(operands._replace(out=out.pointer))
+            stream.synchronize()
+            return out.download(np.uint8, (shape._replace(m=rows).out_bytes,))
+
+        def by(way: str, shape: Shape = shape) -> NDArray[np.uint8]:
+            return first_rows(lambda at: self._launch(stream, shape, at, way))
+
+        if self._skinny is None:
+            for way in candidates:
+                by(way)
+            return candidates
+        expected = by(SKINNY, shape._replace(m=rows))
+        same = [way for way in candidates if np.array_equal(by(way), expected)]
+        if not same:
+            raise DriverError("cuBLASLt", "no algorithm with sequential sums", f"for {shape}")
+        return same
+
+    def _seconds(self, stream: Stream, holds: Holds, shape: Shape, turns: list[Operands], way: str) -> float:
+        """Of one launch, the mean over several that wait for each other."""
+        guess = max(shape.bytes / _BYTES_PER_SECOND, shape.operations / _OPERATIONS_PER_SECOND)
+        launches = min(max(int(_SAMPLE_SECONDS / guess), 4), 32)
+        timer = Timer(stream)
+        with holds.queued_whole(stream):
+            timer.start()
+            for turn in range(launches):
+                self._launch(stream, shape, turns[turn % len(turns)], way)
+            timer.end()
+        return timer.seconds() / launches
+
+
+def fastest(ways: Iterable[str], seconds: Callable[[str], float]) -> str:
+    """One look at each, more at those that come near the fastest; the least median wins."""
+    first = {way: [seconds(way)] for way in ways}
+    least = min(times[0] for times in first.values())
+    near = {way: times for way, times in first.items() if times[0] <= NEAR * least}
+    if len(near) > 1:
+        for _ in range(SAMPLES - 1):
+            for way, times in near.items():
+                times.append(seconds(way))
+    return min(near, key=lambda way: statistics.median(near[way]))

@@ -1,0 +1,38 @@
+"""Before steps are captured: every kernel is loaded, and the best way to compute every matrix product chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Stream
+from services.gpu_engine.cuda.graph_cache import Progress, Record
+from services.gpu_engine.cuda.holds import Holds
+from services.gpu_engine.cuda.products import MatrixProducts
+
+
+def warm_up(
+    compiler: Compiler,
+    products: MatrixProducts,
+    buckets: Sequence[int],
+    record: Record,
+    progress: Progress = lambda _done, _total: None,
+) -> None:
+    """Run a step of each bucket, and choose how to compute its products.
+
+    Libraries load kernels on first use, which can't be captured.
+
+    Args:
+        record: launches a step of at most so many tokens; the step's counts are zero.
+    """
+    stream, holds = Stream(), Holds(compiler)
+    try:
+        for done, bucket in enumerate(buckets):
+            with products.observing() as seen:
+                record(stream, bucket)
+            stream.synchronize()
+            products.choose(seen, holds)
+            progress(done + 1, len(buckets))
+    finally:
+        holds.close()
+    products.keep()
