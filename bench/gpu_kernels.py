@@ -147,7 +147,8 @@ class Bench:
 
             return count, launch_all
 
-        norm_specs = [layer.norm for group in (attention, feed_forward, mixtures) for layer in group]
+        groups = (feed_forward, mixtures) if mixtures else (attention, feed_forward)  # behind a mixture: combine
+        norm_specs = [layer.norm for group in groups for layer in group]
         norms = [weights.address(spec) for spec in norm_specs]
         yield "plan_attention", 1, lambda: kernels.plan_attention(stream), Cost(4 * (tokens + 3 * samples))
         yield (
@@ -235,8 +236,9 @@ class Bench:
                 kernels.down(stream, tokens, weight=address(layer.experts[0].down), shape=shape)
 
         def combine() -> None:
-            for _ in layers:
-                kernels.combine(stream, tokens, buffers.delta.pointer)
+            for layer in layers:
+                residual, weight = buffers.residual.pointer, address(layer.norm)
+                kernels.combine_norm(stream, tokens, residual=residual, weight=weight, out=buffers.normed.pointer)
 
         routed = Cost(width * (mixture.experts + tokens), 2 * tokens * hidden * mixture.experts)
         yield "route", len(layers), route, routed
@@ -249,7 +251,7 @@ class Bench:
             Cost(2 * used * width * ffn + width * tokens + 2 * rows * ffn, 2 * operations),
         )
         yield "down", len(layers), down, Cost(used * width * ffn + rows * (2 * ffn + width), operations)
-        yield "combine", len(layers), combine, Cost(width * (rows + tokens))
+        yield "combine and norm", len(layers), combine, Cost(width * rows + 5 * width * tokens)
 
     def mixture_shapes(self, rows: int) -> None:
         """Time the grouped products of a step of ``rows`` tokens in each of their shapes, over all layers."""

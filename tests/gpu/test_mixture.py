@@ -148,6 +148,45 @@ def test_tokens_that_all_choose_the_same_experts(
     assert (found == found[0]).all()
 
 
+@pytest.mark.parametrize(("mixture", "hidden", "tokens"), CASES[:2] + CASES[4:])
+def test_the_sum_joins_the_residual_stream_and_is_normed(
+    device: Device,
+    stream: Stream,
+    compiler: Compiler,
+    rng: np.random.Generator,
+    mixture: MixtureConfig,
+    hidden: int,
+    tokens: int,
+) -> None:
+    layer = Layer(device, compiler, rng, mixture, hidden, tokens)
+    total = layer.run(stream, "medium").download(np.uint16, (tokens, hidden))
+    before = rng.standard_normal((tokens + 5, hidden)).astype(np.float32)
+    residual, out = Buffer.of(before), poisoned(2 * (tokens + 5) * hidden)
+    weight, factor = layer.bench.random(hidden)
+    layer.kernels.combine_norm(stream, tokens + 5, residual=residual.pointer, weight=weight.pointer, out=out.pointer)
+    expected = before[:tokens] + from_bfloat16(total).astype(np.float64)
+    found = residual.download(np.float32, before.shape)
+    np.testing.assert_allclose(found[:tokens], expected, rtol=0, atol=2**-8 * np.abs(from_bfloat16(total)).max())
+    np.testing.assert_array_equal(found[tokens:], before[tokens:])
+    exact = found[:tokens].astype(np.float64)
+    normed = exact / np.sqrt((exact**2).mean(1, keepdims=True) + layer.bench.config.norm_eps) * factor
+    rounded = bfloat16_of(out, tokens + 5, hidden)
+    assert relative_error(rounded[:tokens], normed) < 4e-3
+    assert np.isnan(rounded[tokens:]).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 700])
+def test_overlapping_launches_give_the_bits_of_launches_one_at_a_time(
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator, tokens: int
+) -> None:
+    layer, overlapping = Layer(device, compiler, rng, QWEN3_30B, 2048, tokens), Stream(overlap=True)
+    for shape in SHAPES:
+        expected = layer.run(stream, shape).download(np.uint16, (tokens, 2048))
+        for _ in range(10):
+            found = layer.run(overlapping, shape).download(np.uint16, (tokens, 2048))
+            np.testing.assert_array_equal(found, expected, shape)
+
+
 def test_a_token_has_the_same_bits_alone_and_in_a_batch(
     device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator
 ) -> None:

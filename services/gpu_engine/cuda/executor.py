@@ -29,6 +29,9 @@ from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, Mixture, TensorSpec
 from services.gpu_engine.models.rope import rotary_frequencies
 
+Delta = int | MixtureKernels | None
+"""What the last layer adds to the residual stream, which the next norm does: an address, or a mixture's results."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -124,7 +127,7 @@ class StepExecutor:
         """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there."""
         self.kernels.plan_attention(stream)
         skinny = self._skinny_step if tokens <= self._skinny_tokens else None
-        delta: int | None = None  # what the last layer adds to the residual stream; the next norm adds it
+        delta: Delta = None
         for layer, following in pairwise((*self._layers, None)):
             match layer:
                 case Embedding():
@@ -140,9 +143,9 @@ class StepExecutor:
                 case Mixture():
                     delta = self._mixture(stream, layer, tokens, delta)
                 case Head():
-                    self._head(stream, layer, samples)
+                    self._head(stream, layer, tokens, samples, delta)
 
-    def _attention(self, stream: Stream, layer: Attention, tokens: int, delta: int | None) -> int:
+    def _attention(self, stream: Stream, layer: Attention, tokens: int, delta: Delta) -> int:
         config, buffers = self._geometry.config, self.activations
         qkv, attended, out = buffers.qkv.pointer, buffers.attended.pointer, buffers.delta.pointer
         normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
@@ -169,7 +172,7 @@ class StepExecutor:
         qkv, pages = self.activations.qkv.pointer, self.layer_pages(layer.index)
         self.kernels.rotary(stream, tokens, qkv, pages, self.turns.pointer, norms=(query_norm, key_norm))
 
-    def _feed_forward(self, stream: Stream, layer: FeedForward, tokens: int, delta: int | None) -> int:
+    def _feed_forward(self, stream: Stream, layer: FeedForward, tokens: int, delta: Delta) -> int:
         config, buffers = self._geometry.config, self.activations
         gate_up, activated, out = buffers.gate_up.pointer, buffers.activated.pointer, buffers.delta.pointer
         normed, gate = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.gate)
@@ -179,8 +182,8 @@ class StepExecutor:
         self.products.matmul(stream, activated, down, out, m=tokens, n=config.hidden, k=config.ffn)
         return out
 
-    def _mixture(self, stream: Stream, layer: Mixture, tokens: int, delta: int | None) -> int:
-        kernels, out = self.mixture, self.activations.delta.pointer
+    def _mixture(self, stream: Stream, layer: Mixture, tokens: int, delta: Delta) -> MixtureKernels:
+        kernels = self.mixture
         assert kernels
         normed, router = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.router)
         gate, down = (self._weights.address(spec) for spec in (layer.experts[0].gate, layer.experts[0].down))
@@ -188,11 +191,12 @@ class StepExecutor:
         kernels.route(stream, tokens, x=normed, router=router, shape=shape)
         kernels.gate_up(stream, tokens, x=normed, weight=gate, shape=shape)
         kernels.down(stream, tokens, weight=down, shape=shape)
-        kernels.combine(stream, tokens, out)
-        return out
+        return kernels
 
-    def _head(self, stream: Stream, layer: Head, samples: int) -> None:
+    def _head(self, stream: Stream, layer: Head, tokens: int, samples: int, delta: Delta) -> None:
         buffers = self.activations
+        if isinstance(delta, MixtureKernels):
+            delta.combine(stream, tokens, buffers.delta.pointer)
         self.kernels.final_norm(
             stream,
             samples,
@@ -212,10 +216,13 @@ class StepExecutor:
             stream, final, weight, logits, m=samples, n=config.vocabulary, k=config.hidden, fp32_out=True
         )
 
-    def _norm(self, stream: Stream, tokens: int, norm: TensorSpec, delta: int | None) -> int:
+    def _norm(self, stream: Stream, tokens: int, norm: TensorSpec, delta: Delta) -> int:
         buffers, weight = self.activations, self._weights.address(norm)
         residual, normed = buffers.residual.pointer, buffers.normed.pointer
-        self.kernels.rms_norm(stream, tokens, residual=residual, delta=delta, weight=weight, out=normed)
+        if isinstance(delta, MixtureKernels):
+            delta.combine_norm(stream, tokens, residual=residual, weight=weight, out=normed)
+        else:
+            self.kernels.rms_norm(stream, tokens, residual=residual, delta=delta, weight=weight, out=normed)
         return normed
 
 

@@ -7,7 +7,7 @@ host: launches depend on the tokens that they are made for alone, and can be cap
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_uint32
+from ctypes import c_float, c_uint32
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from services.gpu_engine.models.config import MixtureConfig, ModelConfig
 
 MIXTURE_SOURCES = ("mixture_route.cu", "mixture_gemm.cu", "mixture_combine.cu")
 ROUTE_TOKENS, ROUTE_EXPERTS = 16, 16  # of a block: kRouteTokens, kRouteExperts
-GEMM_BLOCK = 128
+GEMM_BLOCK, NORM_BLOCK = 128, 256
 ITEM_BYTES = 16
 THIN_TOKENS = 8  # a step of so many gives no expert more rows than a thin item has
 NARROW_ROWS, MEDIUM_ROWS = 4, 32  # of an expert on average; beyond the latter the tensor cores are the bound
@@ -105,6 +105,8 @@ class MixtureKernels:
         modules = [Module(compiler.build((source,), geometry.defines())) for source in MIXTURE_SOURCES]
         self._route = modules[0].kernel("mixture_route", waits=True)
         self._combine = modules[2].kernel("mixture_combine", waits=True)
+        self._combine_norm = modules[2].kernel("mixture_combine_norm", waits=True)
+        self._eps = c_float(geometry.config.norm_eps)
         self.shapes = {name: _shape(modules[1], name) for name in SHAPES}
 
     def shape_for(self, tokens: int) -> GemmShape:
@@ -137,7 +139,12 @@ class MixtureKernels:
     def combine(self, stream: Stream, tokens: int, out: int) -> None:
         """out, bf16 [tokens, hidden] = the weighted sum of each token's ``results``."""
         arguments = (self._step, self._work, pointer(self.memory.results), pointer(out))
-        self._combine.launch(stream, (tokens, 1, 1), 256, arguments)
+        self._combine.launch(stream, (tokens, 1, 1), NORM_BLOCK, arguments)
+
+    def combine_norm(self, stream: Stream, tokens: int, *, residual: int, weight: int, out: int) -> None:
+        """residual, float32 [tokens, hidden] += the weighted sum; out, bf16 = its RMSNorm with ``weight``."""
+        arguments = (self._step, self._work, pointer(self.memory.results), pointer(residual), pointer(weight))
+        self._combine_norm.launch(stream, (tokens, 1, 1), NORM_BLOCK, (*arguments, pointer(out), self._eps))
 
 
 def _shape(module: Module, name: str) -> GemmShape:

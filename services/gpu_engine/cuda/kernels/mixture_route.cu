@@ -213,7 +213,7 @@ __device__ inline bool arrived_last(u32* arrivals, u32 count, u32& flag) {
   return flag;
 }
 
-extern "C" __global__ void __launch_bounds__(kRouteThreads)
+extern "C" __global__ void __launch_bounds__(kRouteThreads, 2)
     mixture_route(Step step, MixtureWork work, const bf16* x, const bf16* router, u32 normalized, u32 item_rows) {
   __shared__ union {
     RouteShared route;
