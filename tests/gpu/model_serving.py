@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from services.gpu_engine.cuda.assemble import Model, SchedulerPlace, assemble
 from services.gpu_engine.engine import EngineLimits
 from services.ring import _atomics, schema
-from services.ring.header import RingInfo
+from services.ring.header import RingInfo, RingStatus, read_status
+from services.ring.memory import MemoryTransport
 from services.ring.record import pack_record
 from services.ring.schema import Command, DescriptorFlag, RingGeometry, record_bytes
 from services.ring.shm import ShmRing
@@ -23,8 +24,9 @@ COMMAND = schema.header_offset(schema.BOOTSTRAP_CONTROL)
 class Client:
     """One lane; requests take its slots in turn, and the arena from its start once all have ended."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, status: Callable[[], RingStatus]) -> None:
         self.gateway = gateway
+        self.status = status
         self._slot = self._offset = 0
         self._open: list[Stream] = []
 
@@ -52,6 +54,10 @@ class Client:
         self._open = [stream for stream in self._open if stream.reason is None]
         return bool(self._open)
 
+    def preemptions(self) -> int:
+        """So far; ``status`` is refreshed once a step."""
+        return int(self.status().counters["preemptions"])
+
     def finish(self, limit: float = 30.0) -> None:
         deadline = time.monotonic() + limit
         while self.read():
@@ -78,7 +84,7 @@ def serving_model(
             gateway = Gateway(ring.region, geometry, 0, 1)
             while not gateway.client.attached():
                 time.sleep(0.001)
-            yield Client(gateway)
+            yield Client(gateway, lambda: read_status(MemoryTransport(ring.region), geometry))
         finally:
             _atomics.store_release(ring.region, COMMAND, Command.STOP)
             engine.wait()
