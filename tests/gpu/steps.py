@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.gpu_engine.cuda.attention_work import AttentionWork
+from services.gpu_engine.cuda.attention_work import DIVIDED_TILES, AttentionWork
 from services.gpu_engine.cuda.bfloat16 import from_bfloat16, to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device
@@ -90,6 +90,7 @@ class KernelBench:
         self, device: Device, compiler: Compiler, rng: np.random.Generator, rows: Rows, **changes: Any
     ) -> None:
         page_size = changes.pop("page_size", 16)
+        division = {name: changes.pop(name) for name in ("segment_keys", "divided_tiles") if name in changes}
         self.rng, self.rows = rng, rows
         self.config = config(**changes)
         self.geometry = Geometry(self.config, page_size)
@@ -99,10 +100,8 @@ class KernelBench:
         lines = len(rows) + 2
         self.limits = StepLimits(self.tokens + 5, lines, width)
         self.arrays = StepArrays(self.limits)
-        work = self.work = AttentionWork(self.geometry, self.limits)
-        for buffer in (work.token_row, work.partial_out, work.partial_ml, work.tiles, work.splits):
-            buffer.fill(POISON)
-        self.kernels = Kernels(device, self.geometry, compiler, self.arrays.addresses, work)
+        self._device, self._compiler = device, compiler
+        self.divide(**division)
         self.step = ragged_step(
             rng,
             rows,
@@ -113,6 +112,16 @@ class KernelBench:
             width=width,
         )
         self.arrays.upload(self.step)
+
+    def divide(self, segment_keys: int | None = None, divided_tiles: int = DIVIDED_TILES) -> None:
+        """Begin again with attention divided so (AttentionWork)."""
+        work = self.work = AttentionWork(
+            self.geometry, self.limits, segment_keys=segment_keys, divided_tiles=divided_tiles
+        )
+        partial = work.partial_out, work.partial_ml, work.segment_out, work.segment_ml
+        for buffer in (work.token_row, work.tiles, work.splits, *partial):
+            buffer.fill(POISON)
+        self.kernels = Kernels(self._device, self.geometry, self._compiler, self.arrays.addresses, work)
 
     def random(self, *shape: int, scale: float = 1.0) -> tuple[Buffer, Floats]:
         """A bf16 buffer of normal values, and the values that it holds."""

@@ -13,9 +13,9 @@ pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Stream
-from tests.gpu.steps import Floats, KernelBench, Rows, bfloat16_of, poisoned, relative_error
+from tests.gpu.attention import BF16_ERROR, attend, run
+from tests.gpu.steps import KernelBench, Rows, relative_error
 
-BF16_ERROR = 6e-3
 MIXES: list[Rows] = [
     [(0, 1)],
     [(14, 1), (15, 1), (16, 1), (254, 1), (255, 1), (256, 1), (1000, 1)],
@@ -24,42 +24,6 @@ MIXES: list[Rows] = [
     [(0, 127), (0, 128), (0, 129), (127, 2), (128, 2), (255, 130), (1, 1), (1000, 31)],  # blocks of 128 keys
 ]
 SHAPES = [(4, 4, 64), (9, 3, 64), (8, 2, 128), (16, 2, 64), (8, 1, 128), (4, 4, 128), (10, 2, 128), (6, 2, 128)]
-
-
-def attend(bench: KernelBench, queries: Floats, cache: Floats) -> Floats:
-    """softmax(q k / sqrt(d)) v of every token over its row's earlier tokens and itself, [tokens, heads, head_dim]."""
-    model, size, step = bench.config, bench.geometry.page_size, bench.step
-    out = np.empty((bench.tokens, model.heads, model.head_dim))
-    for row, (computed, count) in enumerate(bench.rows):
-        positions = np.arange(computed + count)
-        pages = step.page_table[step.sequence[row], positions // size]
-        keys, values = (cache[pages, which, :, positions % size] for which in (0, 1))
-        start = step.row_start[row]
-        visible = positions[None, :] <= (computed + np.arange(count))[:, None]
-        for head in range(model.heads):
-            kv = head // bench.geometry.group
-            scores = queries[start : start + count, head] @ keys[:, kv].T / np.sqrt(model.head_dim)
-            scores = np.where(visible, scores, -np.inf)
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            out[start : start + count, head] = weights @ values[:, kv] / weights.sum(1, keepdims=True)
-    return out
-
-
-def run(bench: KernelBench, stream: Stream, qkv: int, pages: int, layer: int = 0, before: int = 0) -> Floats:
-    """What attention writes for the step's tokens, whose projection begins ``before`` tokens into ``qkv``."""
-    model, rest = bench.config, bench.tokens - before
-    out = poisoned(2 * bench.tokens * model.query_width)
-    bench.kernels.plan_attention(stream)
-    bench.kernels.attention(
-        stream,
-        layer,
-        qkv=qkv + 2 * before * bench.geometry.qkv_width,
-        tokens=rest,
-        layer_pages=pages,
-        pages=bench.pages,
-        out=out.pointer,
-    )
-    return bfloat16_of(out, bench.tokens, model.heads, model.head_dim)
 
 
 @pytest.mark.parametrize("rows", MIXES)
@@ -147,11 +111,12 @@ def test_kernels_keep_the_memory_that_they_point_to(
     assert all(reference() for reference in kept)
 
 
+@pytest.mark.parametrize("segment_keys", [None, 512])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
-    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator
+    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator, segment_keys: int | None
 ) -> None:
     rows = [(0, 100), (3000, 1), (5, 1), (700, 64), (20000, 1)]
-    bench = KernelBench(device, compiler, rng, rows, heads=8, kv_heads=2, head_dim=128)
+    bench = KernelBench(device, compiler, rng, rows, heads=8, kv_heads=2, head_dim=128, segment_keys=segment_keys)
     qkv, _ = bench.random(bench.tokens, bench.geometry.qkv_width)
     pages, _ = bench.random_cache()
     together = run(bench, stream, qkv.pointer, pages.pointer)
@@ -168,6 +133,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (9, 3, 64), (8, 1, 128)])
 @pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize("segment_keys", [None, 256, 384])
 def test_a_prompt_has_the_same_bits_whole_and_in_chunks(
     device: Device,
     stream: Stream,
@@ -177,9 +143,10 @@ def test_a_prompt_has_the_same_bits_whole_and_in_chunks(
     kv_heads: int,
     head_dim: int,
     page_size: int,
+    segment_keys: int | None,
 ) -> None:
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
-    bench = KernelBench(device, compiler, rng, [(0, 1100)], **shape)
+    bench = KernelBench(device, compiler, rng, [(0, 1100)], segment_keys=segment_keys, divided_tiles=8, **shape)
     qkv, _ = bench.random(1100, bench.geometry.qkv_width)
     pages, _ = bench.random_cache()
     whole = run(bench, stream, qkv.pointer, pages.pointer)

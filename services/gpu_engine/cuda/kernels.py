@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import c_float, c_uint32
 
 from services.gpu_engine.cuda.attention_maps import page_map, query_map
-from services.gpu_engine.cuda.attention_work import AttentionWork
+from services.gpu_engine.cuda.attention_work import MOST_BLOCKS, AttentionWork
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.errors import CudaUnavailableError
@@ -51,7 +51,7 @@ class Kernels:
         self._swiglu = modules["swiglu.cu"].kernel("swiglu", waits=True)
         self._shared = int(modules["attention.cu"].constant("attention_shared_bytes"))
         self._attention.allow_shared(self._shared)
-        self._attention_grid = max(1, device.multiprocessors - 1)  # one has the control loop
+        self._attention_grid = min(MOST_BLOCKS, max(1, device.multiprocessors - 1))  # one has the control loop
 
     def embedding(self, stream: Stream, tokens: int, table: int, residual: int) -> None:
         self._embedding.launch(stream, (tokens, 1, 1), 128, (self._step, pointer(table), pointer(residual)))

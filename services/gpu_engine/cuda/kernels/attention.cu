@@ -1,9 +1,9 @@
 // Paged attention of a ragged step: prefill tiles and decode splits of one layer in one launch.
 //
-// A fixed grid of resident blocks of three warpgroups. Tiles come first because they are long: one warpgroup of a block
-// copies for the two that compute (attention_prefill.cuh). Then each warpgroup works on splits of its own
-// (attention_decode.cuh). Both kinds are taken by ticket; a launch without tiles begins with the splits of its
-// warpgroups' own numbers.
+// A fixed grid of resident blocks of three warpgroups. In a tile one of them copies for the two that compute
+// (attention_prefill.cuh); splits are worked on by each warpgroup alone (attention_decode.cuh). First items go by
+// number, further ones by ticket. Tiles are bound by the tensor cores and splits by memory: of a step with both, up to
+// half of the blocks begin with splits and the others with tiles, and all go on with what is left.
 #include "attention_decode.cuh"
 #include "attention_prefill.cuh"
 #include "dependent_launch.cuh"
@@ -12,9 +12,12 @@ namespace blink {
 
 inline constexpr u32 kWarpgroups = 1 + kConsumers;
 
-union AttentionShared {
-  PrefillShared prefill;
-  DecodeShared decode[kWarpgroups];
+struct AttentionShared {
+  union {
+    PrefillShared prefill;
+    DecodeShared decode[kWarpgroups];
+  };
+  u32 first_tile;
 };
 
 extern "C" __device__ u32 attention_shared_bytes = sizeof(AttentionShared);
@@ -28,40 +31,57 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
   wait_for_predecessor();
   const u32 warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / kWarpgroup, 0);
   const u32 tiles = work.counts[0] * kKvHeads, splits = work.counts[1] * kKvHeads;
+  const u32 wanted = (splits + kWarpgroups - 1) / kWarpgroups;
+  const u32 splitters = tiles == 0 ? gridDim.x : min(gridDim.x / 2, wanted), tilers = gridDim.x - splitters;
   u32 *tile_ticket = work.tickets + 2 * layer, *split_ticket = tile_ticket + 1;
 
-  if (blockIdx.x < tiles) {
+  const auto attend_tiles = [&](u32 first) {
+    if (first >= tiles) return;
     if (threadIdx.x == 0) shared.prefill.init();
     __syncthreads();
     if (warpgroup == 0) {
       yield_registers<kProducerRegisters>();
-      if (threadIdx.x < 32) produce_tiles(shared.prefill, step, work, tiles, tile_ticket, query_map, page_map);
+      if (threadIdx.x < 32) {
+        produce_tiles(shared.prefill, step, work, first, tilers, tiles, tile_ticket, query_map, page_map);
+      }
       wait_at(kBlock, kWarpgroups * kWarpgroup);  // asleep, where a grab would spin
       grab_registers<kEqualRegisters>();
     } else {
       grab_registers<kConsumerRegisters>();
-      consume_tiles(shared.prefill, warpgroup - 1, out, scale);
+      consume_tiles(shared.prefill, work, warpgroup - 1, out, scale);
       yield_registers<kEqualRegisters>();
       wait_at(kBlock, kWarpgroups * kWarpgroup);
     }
-  }
-
-  DecodeShared& mine = shared.decode[warpgroup];
-  const u32 begun = tiles == 0 ? gridDim.x * kWarpgroups : 0;
-  const auto take = [&](u32 turn) {
-    if (thread_in_group() == 0) mine.next[turn] = begun + atomicAdd(split_ticket, 1u);
   };
-  u32 item = warpgroup * gridDim.x + blockIdx.x, turn = 0;
+  DecodeShared& mine = shared.decode[warpgroup];
+  const auto take = [&](u32 turn) {
+    if (thread_in_group() == 0) mine.next[turn] = splitters * kWarpgroups + atomicAdd(split_ticket, 1u);
+  };
+  const auto attend_splits = [&](u32 first) {
+    for (u32 item = first, turn = 0; item < splits; turn ^= 1) {
+      take(turn);
+      decode_split(mine, step, work, work.splits[item / kKvHeads], item % kKvHeads, qkv, pages, out, scale);
+      synchronize_warpgroup();
+      item = mine.next[turn];
+    }
+  };
+
+  const bool splits_first = blockIdx.x < splitters;
+  if (splits_first && splits > 0) attend_splits(warpgroup * splitters + blockIdx.x);
   if (tiles > 0) {
+    u32 first = blockIdx.x - splitters;
+    if (splits_first) {
+      fence_async_proxy();  // the copy engine writes next where the splits were
+      if (threadIdx.x == 0) shared.first_tile = tilers + atomicAdd(tile_ticket, 1u);
+      __syncthreads();
+      first = shared.first_tile;
+    }
+    attend_tiles(first);
+  }
+  if (!splits_first && splits > 0) {
     take(1);
     synchronize_warpgroup();
-    item = mine.next[1];
-  }
-  for (; item < splits; turn ^= 1) {
-    take(turn);
-    decode_split(mine, step, work, work.splits[item / kKvHeads], item % kKvHeads, qkv, pages, out, scale);
-    synchronize_warpgroup();
-    item = mine.next[turn];
+    attend_splits(mine.next[1]);
   }
 }
 

@@ -32,7 +32,8 @@ struct DecodeShared {
     DecodeRing ring;
     float out[kGroup][kHeadDim];  // after the ring has been read
   } warp[kWarps];
-  float2 ml[kWarps][kGroup];  // (maximum in log2 units, sum)
+  float2 ml[kWarps][kGroup];         // (maximum in log2 units, sum)
+  float weight[kGroup][kMaxSplits];  // of the row's splits
   u32 last;
   u32 next[2];  // items taken
 };
@@ -164,20 +165,58 @@ __device__ inline void decode_warp(DecodeShared& shared, const bf16* query, cons
   }
 }
 
-// Adds the row's splits in order and writes the result; run by the warpgroup that finished last.
-__device__ inline void add_splits(const WorkList& work, u32 partial, u32 splits, u32 kv_head, bf16* out) {
-  for (u32 i = thread_in_group(); i < kGroup * kHeadDim; i += kWarpgroup) {
-    const u64 head = static_cast<u64>(partial) * kHeads + kv_head * kGroup + i / kHeadDim;
-    float maximum = minus_infinity();
-    for (u32 s = 0; s < splits; ++s) maximum = fmaxf(maximum, __ldcg(&work.partial_ml[head + s * kHeads]).x);
-    float sum = 0.0f, value = 0.0f;
-    for (u32 s = 0; s < splits; ++s) {
-      const float2 ml = __ldcg(&work.partial_ml[head + s * kHeads]);
-      const float rescale = power_of_two(ml.x - maximum);
-      sum += ml.y * rescale;
-      value += __ldcg(&work.partial_out[(head + s * kHeads) * kHeadDim + i % kHeadDim]) * rescale;
+// Adds the row's splits in order and writes the result; run by the warpgroup that finished last. What it waits for is
+// two trips to memory, whatever the number of splits: their maxima and sums, then 8 splits' values at a time.
+__device__ inline void add_splits(DecodeShared& shared, const WorkList& work, u32 partial, u32 splits, u32 kv_head,
+                                  bf16* out) {
+  const u64 first = static_cast<u64>(partial) * kHeads + kv_head * kGroup;
+  const u32 lane = threadIdx.x % 32;
+  for (u32 head = warp_in_group(); head < kGroup; head += kWarps) {
+    constexpr u32 kOfLane = kMaxSplits / 32;
+    float2 ml[kOfLane];
+    float maximum = minus_infinity(), sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < kOfLane; ++i) {
+      const u32 split = i * 32 + lane;
+      ml[i] = split < splits ? __ldcg(&work.partial_ml[first + split * kHeads + head])
+                             : make_float2(minus_infinity(), 0.0f);
+      maximum = fmaxf(maximum, ml[i].x);
     }
-    out[i] = to_bf16(value / sum);
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, distance));
+    }
+#pragma unroll
+    for (u32 i = 0; i < kOfLane; ++i) {
+      ml[i].x = power_of_two(ml[i].x - maximum);
+      sum += ml[i].x * ml[i].y;
+    }
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+#pragma unroll
+    for (u32 i = 0; i < kOfLane; ++i) shared.weight[head][i * 32 + lane] = ml[i].x / sum;
+  }
+  synchronize_warpgroup();
+  constexpr u32 kQuads = kHeadDim / 4, kAtOnce = 8;
+  for (u32 i = thread_in_group(); i < kGroup * kQuads; i += kWarpgroup) {
+    const float4* source = reinterpret_cast<const float4*>(work.partial_out + first * kHeadDim) + i;
+    const float* weight = shared.weight[i / kQuads];
+    float4 sum = {};
+    for (u32 s = 0; s < splits; s += kAtOnce) {
+      float4 part[kAtOnce];
+#pragma unroll
+      for (u32 k = 0; k < kAtOnce; ++k) {
+        part[k] = s + k < splits ? __ldcg(source + (s + k) * (kHeads * kQuads)) : make_float4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (u32 k = 0; k < kAtOnce; ++k) {  // the weights behind the last split are 0
+        sum.x = fmaf(part[k].x, weight[s + k], sum.x);
+        sum.y = fmaf(part[k].y, weight[s + k], sum.y);
+        sum.z = fmaf(part[k].z, weight[s + k], sum.z);
+        sum.w = fmaf(part[k].w, weight[s + k], sum.w);
+      }
+    }
+    *reinterpret_cast<uint2*>(out + i * 4) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
   }
 }
 
@@ -218,7 +257,7 @@ __device__ inline void decode_split(DecodeShared& shared, const Step& step, cons
   synchronize_warpgroup();
   if (!shared.last) return;
   __threadfence();
-  add_splits(work, item.partial, splits, kv_head, target);
+  add_splits(shared, work, item.partial, splits, kv_head, target);
   if (thread_in_group() == 0) *arrivals = 0;
 }
 

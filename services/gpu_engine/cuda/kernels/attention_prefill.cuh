@@ -7,11 +7,11 @@
 // its products the other has the softmax, and a block's products with values run under the next one's softmax (the
 // schedule of FlashAttention-3, arXiv 2407.08608).
 //
-// Blocks begin at multiples of 128 keys from the sequence's start, and a block whose keys a row does not see changes
+// Blocks and segments begin at fixed multiples of keys from the sequence's start, and what a row does not see changes
 // nothing in it, so a row's bits depend neither on the chunk nor on the batch. Bound by the tensor cores.
 #pragma once
 
-#include "attention_softmax.cuh"
+#include "attention_segments.cuh"
 #include "wgmma.cuh"
 
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -21,7 +21,8 @@
 namespace blink {
 
 // One of the two computing warpgroups.
-__device__ inline void consume_tiles(PrefillShared& shared, u32 consumer, bf16* out, float scale) {
+__device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work, u32 consumer, bf16* out,
+                                     float scale) {
   const u32 lane = threadIdx.x % 32, warp = warp_in_group();
   const auto release = [&](CopyBarrier& empty) {
     __syncwarp();
@@ -60,7 +61,7 @@ __device__ inline void consume_tiles(PrefillShared& shared, u32 consumer, bf16* 
   for (;; ++queries.turn) {
     shared.queries_full[queries.slot()].wait(queries.parity());
     const Tile tile = shared.tile[queries.slot()];
-    if (tile.blocks == 0) break;
+    if (tile.end == 0) break;
     const bf16* rows = shared.queries[queries.slot()][0];
     const u32 computed = tile.item.kv_length - tile.item.tokens;
     const u32 unmasked = (computed + tile.item.first + 1) / kBlockKeys;  // blocks that all of the tile sees in full
@@ -71,62 +72,70 @@ __device__ inline void consume_tiles(PrefillShared& shared, u32 consumer, bf16* 
       const u32 token = tile.item.first + row / kGroup, head = tile.kv_head * kGroup + row % kGroup;
       const bool valid = row < kTileTokens * kGroup && token < tile.item.tokens;
       softmax.position[r] = computed + token;
-      softmax.maximum[r] = minus_infinity();
-      softmax.sum[r] = 0.0f;
       target[r] = valid ? out + static_cast<u64>(tile.item.token + token) * kQueryWidth + head * kHeadDim : nullptr;
     }
+    const Segments segments = {work, tile, consumer};
+    for (u32 begin = tile.begin; begin < tile.end; begin += work.segment_blocks) {
+      const u32 end = min(begin + work.segment_blocks, tile.end);
+      softmax.reset();
 #pragma unroll
-    for (u32 i = 0; i < kHeadDim / 2; ++i) sums[i] = 0.0f;
+      for (u32 i = 0; i < kHeadDim / 2; ++i) sums[i] = 0.0f;
 
-    shared.keys_full[block.slot()].wait(block.parity());
-    begin_products();
-    multiply_keys(rows, shared.keys[block.slot()]);
-    wait_products<0>(softmax.scores);
-    release(shared.keys_empty[block.slot()]);
-    if (unmasked == 0) softmax.mask(0);
-    softmax.exponentiate(scale);
-    softmax.round_weights();
-    await_keys(tile.blocks > 1);
-
-    for (u32 i = 1; i < tile.blocks; ++i) {
-      const Place before = block;
-      ++block.turn;
-      wait_at(kTurn + consumer, kConsumers * kWarpgroup);
+      shared.keys_full[block.slot()].wait(block.parity());
       begin_products();
       multiply_keys(rows, shared.keys[block.slot()]);
-      shared.values_full[before.slot()].wait(before.parity());
-      multiply_values(shared.values[before.slot()]);
-      arrive_at(kTurn + (consumer ^ 1), kConsumers * kWarpgroup);
-      wait_products<1>(softmax.scores);
+      wait_products<0>(softmax.scores);
       release(shared.keys_empty[block.slot()]);
-      if (i >= unmasked) softmax.mask(i * kBlockKeys);
+      if (begin >= unmasked) softmax.mask(begin * kBlockKeys);
       softmax.exponentiate(scale);
-      settle(softmax.scores);
-      // Waiting for keys here parts the softmax from the wait for the products that run under it: ptxas moves the
-      // latter up to the former's start if they are in one basic block.
-      await_keys(i + 1 < tile.blocks);
-      wait_products<0>(sums);
-      release(shared.values_empty[before.slot()]);
       softmax.round_weights();
-#pragma unroll
-      for (u32 k = 0; k < kHeadDim / 2; ++k) sums[k] *= softmax.rescale[k / 2 % 2];
-    }
-    release(shared.queries_empty[queries.slot()]);
+      await_keys(begin + 1 < end);
 
-    shared.values_full[block.slot()].wait(block.parity());
-    bf16* values = shared.values[block.slot()];
-    const u32 valid = tile.item.kv_length - (tile.blocks - 1) * kBlockKeys;
-    if (valid < kBlockKeys) {
-      // What lies behind the sequence's end in its last page was never written: 0 x NaN must not reach the sums.
-      clear_keys(values, valid);
-      fence_async_proxy();
-      synchronize_warpgroup();
+      for (u32 i = begin + 1; i < end; ++i) {
+        const Place before = block;
+        ++block.turn;
+        wait_at(kTurn + consumer, kConsumers * kWarpgroup);
+        begin_products();
+        multiply_keys(rows, shared.keys[block.slot()]);
+        shared.values_full[before.slot()].wait(before.parity());
+        multiply_values(shared.values[before.slot()]);
+        arrive_at(kTurn + (consumer ^ 1), kConsumers * kWarpgroup);
+        wait_products<1>(softmax.scores);
+        release(shared.keys_empty[block.slot()]);
+        if (i >= unmasked) softmax.mask(i * kBlockKeys);
+        softmax.exponentiate(scale);
+        settle(softmax.scores);
+        // Waiting for keys here parts the softmax from the wait for the products that run under it: ptxas moves the
+        // latter up to the former's start if they are in one basic block.
+        await_keys(i + 1 < end);
+        wait_products<0>(sums);
+        release(shared.values_empty[before.slot()]);
+        softmax.round_weights();
+#pragma unroll
+        for (u32 k = 0; k < kHeadDim / 2; ++k) sums[k] *= softmax.rescale[k / 2 % 2];
+      }
+      if (end == tile.end) release(shared.queries_empty[queries.slot()]);
+
+      shared.values_full[block.slot()].wait(block.parity());
+      bf16* values = shared.values[block.slot()];
+      const u32 valid = tile.item.kv_length - (end - 1) * kBlockKeys;
+      if (valid < kBlockKeys) {
+        // What lies behind the sequence's end in its last page was never written: 0 x NaN must not reach the sums.
+        clear_keys(values, valid);
+        fence_async_proxy();
+        synchronize_warpgroup();
+      }
+      begin_products();
+      multiply_values(values);
+      wait_products<0>(sums);
+      release(shared.values_empty[block.slot()]);
+      ++block.turn;
+      if (tile.segments > 1) segments.keep(begin / work.segment_blocks, sums, softmax.maximum, softmax.sum);
     }
-    begin_products();
-    multiply_values(values);
-    wait_products<0>(sums);
-    release(shared.values_empty[block.slot()]);
-    ++block.turn;
+    if (tile.segments > 1) {
+      if (!segments.all_there(shared.last[consumer])) continue;
+      segments.add(sums, softmax.sum, scale);
+    }
     store_rows(sums, softmax.sum, target);
   }
   if (consumer == 0)

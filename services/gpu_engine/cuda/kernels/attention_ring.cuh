@@ -9,7 +9,6 @@
 
 namespace blink {
 
-inline constexpr u32 kBlockKeys = 128;
 inline constexpr u32 kRing = 2;      // tiles of queries, blocks of keys, blocks of values in flight
 inline constexpr u32 kColumns = 64;  // of a swizzle atom: 128 bytes
 inline constexpr u32 kHalves = kHeadDim / kColumns;
@@ -24,7 +23,8 @@ static_assert(kPageSize <= kBlockKeys, "whole pages fill a block");
 struct Tile {
   WorkItem item;
   u32 kv_head;
-  u32 blocks;  // of keys; 0 after the last tile
+  u32 begin, end;  // blocks of keys; the end is 0 after the last tile
+  u32 segments;    // of the whole tile
 };
 
 struct PrefillShared {
@@ -33,6 +33,7 @@ struct PrefillShared {
   alignas(1024) bf16 keys[kRing][kBlockKeys * kHeadDim];
   alignas(1024) bf16 values[kRing][kBlockKeys * kHeadDim];
   Tile tile[kRing];
+  u32 last[kConsumers];
   CopyBarrier queries_full[kRing], queries_empty[kRing];
   CopyBarrier keys_full[kRing], keys_empty[kRing];
   CopyBarrier values_full[kRing], values_empty[kRing];
@@ -57,10 +58,13 @@ struct Place {
   __device__ u32 parity() const { return turn / kRing % 2; }
 };
 
-// Blocks of keys that a tile's last token sees.
-__device__ inline u32 tile_blocks(const WorkItem& item) {
-  const u32 end = item.kv_length - item.tokens + min(item.first + kTileTokens, item.tokens);
-  return (end + kBlockKeys - 1) / kBlockKeys;
+// The `index`th prefill item of the launch.
+__device__ inline Tile tile_of(const WorkList& work, u32 index) {
+  const WorkItem item = work.tiles[index / kKvHeads];
+  const u32 blocks = tile_blocks(item), segments = segment_count(work, blocks), kv_head = index % kKvHeads;
+  if (item.partial == kWhole) return {item, kv_head, 0, blocks, segments};
+  const u32 begin = item.split * work.segment_blocks;
+  return {item, kv_head, begin, min(begin + work.segment_blocks, blocks), segments};
 }
 
 // Zeroes a block's keys from `first` on.
@@ -72,9 +76,11 @@ __device__ inline void clear_keys(bf16* block, u32 first) {
   }
 }
 
-// The copying warp. Its lanes fetch the pages of a block side by side.
-__device__ inline void produce_tiles(PrefillShared& shared, const Step& step, const WorkList& work, u32 tiles,
-                                     u32* ticket, const TensorMap& query_map, const TensorMap& page_map) {
+// The copying warp: of item `first`, then of those of further tickets, which are counted from `begun`. Its lanes fetch
+// the pages of a block side by side.
+__device__ inline void produce_tiles(PrefillShared& shared, const Step& step, const WorkList& work, u32 first,
+                                     u32 begun, u32 tiles, u32* ticket, const TensorMap& query_map,
+                                     const TensorMap& page_map) {
   const u32 lane = threadIdx.x % 32;
   const auto copy_block = [&](Place place, bf16* ring, CopyBarrier* full, CopyBarrier* empty, u32 page, u32 head) {
     CopyBarrier& done = full[place.slot()];
@@ -88,10 +94,10 @@ __device__ inline void produce_tiles(PrefillShared& shared, const Step& step, co
   };
 
   Place queries = {0}, block = {0};
-  for (u32 item = blockIdx.x; item < tiles; ++queries.turn) {
+  for (u32 item = first; item < tiles; ++queries.turn) {
     u32 next = 0;
-    if (lane == 0) next = gridDim.x + atomicAdd(ticket, 1u);
-    const Tile tile = {work.tiles[item / kKvHeads], item % kKvHeads, tile_blocks(work.tiles[item / kKvHeads])};
+    if (lane == 0) next = begun + atomicAdd(ticket, 1u);
+    const Tile tile = tile_of(work, item);
     const u32 slot = queries.slot();
     shared.queries_empty[slot].wait(queries.parity() ^ 1);
     if (lane == 0) {
@@ -105,24 +111,25 @@ __device__ inline void produce_tiles(PrefillShared& shared, const Step& step, co
     const i32* page_line = step.page_table + static_cast<u64>(tile.item.line) * step.pages_per_sequence;
     const u32 last_page = (tile.item.kv_length - 1) / kPageSize;  // what a block lacks behind it is masked
     u32 before = 0;
-    for (u32 i = 0; i <= tile.blocks; ++i) {  // keys of a block, then values of the one before: as they are used
+    for (u32 i = tile.begin; i <= tile.end; ++i) {  // keys of a block, then values of the one before: as they are used
       u32 page = 0;
-      if (i < tile.blocks) {
+      if (i < tile.end) {
         if (lane < kBlockPages) page = page_line[min(i * kBlockPages + lane, last_page)];
-        copy_block({block.turn + i}, shared.keys[0], shared.keys_full, shared.keys_empty, page, tile.kv_head);
+        copy_block(block, shared.keys[0], shared.keys_full, shared.keys_empty, page, tile.kv_head);
       }
-      if (i > 0) {
-        copy_block({block.turn + i - 1}, shared.values[0], shared.values_full, shared.values_empty, before,
+      if (i > tile.begin) {
+        copy_block({block.turn - 1}, shared.values[0], shared.values_full, shared.values_empty, before,
                    kKvHeads + tile.kv_head);
       }
       before = page;
+      ++block.turn;
     }
-    block.turn += tile.blocks;
+    --block.turn;
     item = __shfl_sync(0xFFFFFFFFu, next, 0);
   }
   shared.queries_empty[queries.slot()].wait(queries.parity() ^ 1);
   if (lane == 0) {
-    shared.tile[queries.slot()].blocks = 0;
+    shared.tile[queries.slot()].end = 0;
     shared.queries_full[queries.slot()].arrive();
   }
 }

@@ -7,12 +7,23 @@
 
 namespace blink {
 
+// A maximum below all scores. Finite, so that a row which sees no key of a segment has weights of 0 there, not NaN.
+inline constexpr float kNothing = -1e30f;
+
 // A consumer's rows of a tile: scores and weights of a block, running maximum and sum of a thread's two rows.
 struct Softmax {
   float scores[kBlockKeys / 2];
   u32 weights[kBlockKeys / 16][4];  // in bf16
   float maximum[2], sum[2], rescale[2];
   u32 position[2];  // of the rows' tokens
+
+  __device__ void reset() {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      maximum[r] = kNothing;
+      sum[r] = 0.0f;
+    }
+  }
 
   __device__ void mask(u32 first_key) {
     const u32 c = threadIdx.x % 4;
