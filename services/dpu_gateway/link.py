@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 
@@ -28,7 +27,8 @@ ATTACH_POLL = 0.002
 
 
 class EngineLink:
-    """``on_health(serving)`` is awaited after every change of whether requests can be served."""
+    """``on_health(serving)`` is awaited after every change of whether requests can be served; ``on_loss(cause)`` is
+    called when an attachment is lost, with the name of an RDMA completion's status, ENGINE_LOST, LANE_LOST ..."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class EngineLink:
         bootstrap: str,
         pools: EncodePools,
         on_health: Callable[[bool], Awaitable[None]],
+        on_loss: Callable[[str], None] = lambda _cause: None,
     ) -> None:
         self._settings = settings
         self._bootstrap = bootstrap
         self._connector = connector_for(settings)
-        self.attachments = 0
-        self.losses: Counter[str] = Counter()  # attachments, by cause: a completion status, ENGINE_LOST ...
         self._pools = pools
         self._on_health = on_health
+        self._on_loss = on_loss
         self._session: Session | None = None
         self._model: Model | None = None  # kept over re-attachments to the same model
         self._reported: bool | None = None
@@ -86,7 +86,6 @@ class EngineLink:
             await asyncio.sleep(delays.next())
 
     async def _serve(self, session: Session) -> None:
-        self.attachments += 1
         self._log.info("attached", lane=session.lane.lane, engine_epoch=session.engine_epoch)
         reason = "the gateway is stopping"
         watcher = asyncio.create_task(self._watch_health(session))
@@ -95,7 +94,7 @@ class EngineLink:
             await session.run()
         except (EngineLostError, RingError) as error:
             reason = str(error)
-            self.losses[error.cause] += 1
+            self._on_loss(error.cause)
             self._log.warning("engine_unavailable", reason=reason, cause=error.cause)
         finally:
             self._session = None

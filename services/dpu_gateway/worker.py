@@ -38,10 +38,12 @@ class Worker:
         self._pools = EncodePools(settings.tokenizer_threads)
         self._health = Health()
         bootstrap = settings.bootstrap or bootstrap_address(settings.instance)
-        self.link = EngineLink(settings, bootstrap, self._pools, self._health.report)
+        metrics = GatewayMetrics()
+        self.link = EngineLink(
+            settings, bootstrap, self._pools, self._health.report, lambda cause: metrics.losses.labels(cause).inc()
+        )
         self._peers = Peers(directory, settings.instance, settings.worker)
         self._figures = figures
-        metrics = GatewayMetrics()
         self.generations = Generations(self.link, metrics, settings.retry_after)
         inference = InferenceService(self.generations, self._peers)
         controller = ControlService(self.link, self.generations.overloads, settings.retry_after)

@@ -82,6 +82,12 @@ class GatewayMetrics:
             multiprocess_mode="livesum",
         )
         self.open_requests.set(0)  # a killed worker's successor inherits its figures
+        self.losses = Counter(
+            "blink_engine_losses",
+            "Attachments to an engine that were lost, by cause: an RDMA completion's status, or what ended.",
+            ("cause",),
+            registry=self._registry,
+        )
         self._first_token = self._seconds(
             "time_to_first_token", "From a request's arrival at the gateway to its first token.", FIRST_TOKEN_BUCKETS
         )

@@ -27,6 +27,9 @@ ip rule add pref 20 lookup local && ip rule del pref 0
 mkdir -p "$BLINK_REPOSITORY" && mount -t 9p -o \
    trans=virtio,version=9p2000.L,msize=524288,cache=loose,ro repository "$BLINK_REPOSITORY" \
   || finish "can't mount the repository"
+models=${BLINK_MODEL_FILE%/*}
+mkdir -p "$models" && mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=loose,ro model "$models" \
+  || finish "can't mount the model's folder"
 sh "$BLINK_REPOSITORY/tests/rdma/vm/link.sh" up || finish "can't bring the link up"
 for side in dpu host; do
   rdma link add "rxe_$side" type rxe netdev $side || finish "can't make a soft-RoCE device on $side"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import py_compile
 import re
 import shutil
 import stat
@@ -28,8 +30,20 @@ def build(root: Path, init: Path, exports: str, target: Path) -> None:
     scratch.rename(target)
 
 
-def prune(root: Path) -> None:
-    """Delete what ``build`` leaves out, most of it modules of other hardware."""
+def prepare(root: Path) -> None:
+    """Delete what ``build`` leaves out, most of it modules of other hardware, and compile Debian's Python packages.
+
+    Debian compiles them when it installs them, which nobody does here; the emulated processor would take seconds for it
+    at each start of a Python. What this Python compiles serves only one of its version.
+    """
+    for library in (root / "usr/lib").glob("python3*"):
+        compileall.compile_dir(
+            library,
+            quiet=2,
+            stripdir=str(root),
+            prependdir="/",
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
     kept = set(_in_order_of_loading(root))
     for path in (root / "lib/modules").rglob("*.ko"):
         if path not in kept:

@@ -13,13 +13,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from services.bootstrap.store import ModelStore
+from services.common.errors import BlinkError
 from tests.rdma.vm import initramfs
 from tests.rdma.vm.packages import MachineUnavailableError, cache_folder, unpacked
 
 REPOSITORY = Path(__file__).parents[3]
-TIME_LIMIT = float(os.environ.get("BLINK_RDMA_TIME_LIMIT", "300"))  # seconds, boot included
+TIME_LIMIT = float(os.environ.get("BLINK_RDMA_TIME_LIMIT", "480"))  # seconds, boot included
 _KERNEL_OPTIONS = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nokaslr"
 _CONSOLE_LINES = 40
+MODEL = "smollm2-135m-instruct"
 
 
 def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
@@ -33,8 +36,9 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
     qemu = shutil.which("qemu-system-x86_64")
     if qemu is None:
         raise MachineUnavailableError("qemu-system-x86_64 is missing: apt-get install qemu-system-x86")
-    root = unpacked(initramfs.prune)
+    root = unpacked(initramfs.prepare)
     _check_python(root)
+    model = _model_file()
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     with tempfile.TemporaryDirectory(prefix="blink-rdma-", dir=cache_folder()) as folder:
         image, results, console = (Path(folder) / name for name in ("root.cpio", "results", "console"))
@@ -42,6 +46,7 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
             "BLINK_REPOSITORY": str(REPOSITORY),
             "BLINK_PACKAGES": site.getsitepackages()[0],
             "BLINK_TESTS": "\n".join(tests),
+            "BLINK_MODEL_FILE": str(model),
         }
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
         initramfs.build(root, REPOSITORY / "tests/rdma/vm/init.sh", exports, image)
@@ -49,10 +54,12 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
             qemu,
             # KVM inside a virtual machine is far slower than emulation. Without erms and fsrm the kernel copies 8 bytes
             # at a time, so that soft-RoCE, like hardware, never tears an aligned word.
-            *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm", "-smp", "2", "-m", "1024"),
+            *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm", "-smp", "2", "-m", "3072"),
             *("-kernel", str(kernel), "-initrd", str(image), "-append", _KERNEL_OPTIONS),
             *("-fsdev", f"local,id=repository,path={REPOSITORY},security_model=none,readonly=on"),
             *("-device", "virtio-9p-pci,fsdev=repository,mount_tag=repository"),
+            *("-fsdev", f"local,id=model,path={model.parent},security_model=none,readonly=on"),
+            *("-device", "virtio-9p-pci,fsdev=model,mount_tag=model"),
             *("-serial", f"file:{console}", "-serial", f"file:{results}"),
             *("-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"),
         ]
@@ -65,6 +72,14 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
             problem = f"\nqemu: {error.stderr.decode(errors='replace').strip()}"
         lines = console.read_text(errors="replace").splitlines() if console.exists() else []
         return _reports(results), "\n".join(lines[-_CONSOLE_LINES:]) + problem
+
+
+def _model_file() -> Path:
+    """SmolLM2 as it lies in the store: the machine sees its folder."""
+    try:
+        return ModelStore().resolve(MODEL).resolve()
+    except BlinkError as error:
+        raise MachineUnavailableError(f"the split deployment's model is missing ({error}): make model") from error
 
 
 def _reports(results: Path) -> list[dict[str, Any]]:

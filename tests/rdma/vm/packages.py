@@ -6,10 +6,12 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 PACKAGES = ("busybox-static", "iproute2", "python3-minimal", "python3-pyverbs", "ibverbs-providers", "libstdc++6")
+_PREPARED_AS = f"2, by Python {sys.version_info.major}.{sys.version_info.minor}"  # changes with what prepare does
 KERNEL = "linux-image-amd64"  # linux-image-cloud-amd64 has no rdma_rxe
 
 
@@ -22,16 +24,16 @@ def cache_folder() -> Path:
     return Path(base) / "blink" / "rdma-vm"
 
 
-def unpacked(prune: Callable[[Path], None]) -> Path:
+def unpacked(prepare: Callable[[Path], None]) -> Path:
     """A folder with the newest kernel and packages that apt knows of, unpacked; made when it is not there yet.
 
-    ``prune`` takes from a new one what the machine has no use for.
+    ``prepare`` is given a new one before it is used.
     """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise MachineUnavailableError(f"the emulated machine is made of Debian packages: {tool} is missing")
     archives = _closure()
-    key = hashlib.sha256("\n".join(archives).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join([*archives, _PREPARED_AS]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"root-{key}"
     if folder.exists():
         return folder
@@ -43,7 +45,7 @@ def unpacked(prune: Callable[[Path], None]) -> Path:
         for archive in sorted(downloads.iterdir()):
             _call("dpkg-deb", "--extract", str(archive), str(scratch))
         shutil.rmtree(downloads)
-        prune(scratch)
+        prepare(scratch)
         for old in cache_folder().glob("root-*"):
             if old != scratch:
                 shutil.rmtree(old, ignore_errors=True)
