@@ -28,6 +28,9 @@ REQUEST_BUCKETS = (
 LENGTH_BUCKETS = tuple(float(1 << power) for power in range(18))
 
 
+COMMON_LOSSES = ("ENGINE_LOST", "LANE_LOST", "TRANSPORT_LOST", "RETRY_EXC_ERR")
+
+
 class End(StrEnum):
     """How an accepted request ended; the values are vLLM's where it has them."""
 
@@ -88,6 +91,8 @@ class GatewayMetrics:
             ("cause",),
             registry=self._registry,
         )
+        for cause in COMMON_LOSSES:  # there from the start, so that the first is seen as a change
+            self.losses.labels(cause)
         self._first_token = self._seconds(
             "time_to_first_token", "From a request's arrival at the gateway to its first token.", FIRST_TOKEN_BUCKETS
         )
