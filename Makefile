@@ -43,6 +43,15 @@ test-rdma: install
 	  else echo "blink needs one more package for this: apt-get install qemu-system-x86"; exit 1; fi; }
 	$(BIN)/pytest -m rdma -n 0 tests/rdma
 
+# That a DPU's Arm cores can install what a gateway imports, and Debian 12's Python too: downloads 60 MB and deletes them.
+check-aarch64: install
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(BIN)/pip download --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary=:all: \
+	  --python-version 3.11.2 --implementation cp --abi cp311 --abi abi3 --abi none \
+	  --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 --platform manylinux_2_34_aarch64 \
+	  --dest "$$folder" -r requirements/runtime.txt && \
+	echo "all $$(ls "$$folder" | wc -l) packages of requirements/runtime.txt have wheels for aarch64"
+
 # What the cuda engine needs beside NVIDIA's driver.
 cuda: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/cuda.txt
