@@ -83,8 +83,8 @@ class Deployment:
             f"--model={self._model}",
             f"--listen={HOST_ADDRESS}",
             *("--transport=verbs", "--rdma-device=rxe_host", *self._tls["host"]),
-            *("--lanes=2", "--slots-per-lane=8", f"--kv-tokens={TOKENS_IN_ENGINE}", "--max-batched-tokens=32"),
-            *("--lease-timeout-ms=4000", "--max-running=8", "--threads=1"),
+            *("--lanes=2", "--slots-per-lane=8", f"--kv-tokens={TOKENS_IN_ENGINE}", "--max-batched-tokens=16"),
+            *("--lease-timeout-ms=15000", "--max-running=8", "--threads=2"),
         )
         return self.engine
 
@@ -95,7 +95,8 @@ class Deployment:
             f"--listen={API_ADDRESS}",
             *("--transport=verbs", "--rdma-device=rxe_dpu", *self._tls["dpu"]),
             # Processors of the emulated machine are slow: what takes milliseconds elsewhere takes a second.
-            *("--heartbeat-timeout=10", "--attach-timeout=20", "--poll-fast-us=5000", "--poll-slow-us=20000"),
+            *("--heartbeat-timeout=20", "--progress-timeout=300", "--attach-timeout=20"),
+            *("--poll-fast-us=5000", "--poll-slow-us=20000"),
         )
         return self.gateway
 
