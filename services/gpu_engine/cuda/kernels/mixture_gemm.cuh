@@ -160,12 +160,12 @@ __device__ inline void multiply_item(bf16* shared, const MixtureWork& work, cons
   }
 }
 
-// Runs the block's item with as many row tiles as it needs: 1, 2, 4 or 8 for each warp, of wide shapes 2, 4, 6 or 8.
+// Runs the block's item with as many row tiles as it needs: 1, 2, 4 or 8 for each warp, of wide shapes any from 2.
 template <class Shape, bool kGateUp, u32 kInputs, u32 kOutputs, u32 kRowTiles = Shape::kRowWarps>
 __device__ inline void multiply_fitting(bf16* shared, const MixtureWork& work, const MixtureItem& item,
                                         const GemmOperands& operands, u32 block) {
   constexpr u32 kMost = Shape::kItemRows / (8 * Shape::kRowWarps);
-  constexpr u32 kNext = Shape::kRowWarps == 1 ? 2 * kRowTiles : kRowTiles + 2;
+  constexpr u32 kNext = Shape::kRowWarps == 1 ? 2 * kRowTiles : kRowTiles + 1;
   if constexpr (kRowTiles < kMost) {
     if (item.rows > kRowTiles * 8 * Shape::kRowWarps) {
       multiply_fitting<Shape, kGateUp, kInputs, kOutputs, kNext>(shared, work, item, operands, block);
