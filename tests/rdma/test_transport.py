@@ -236,6 +236,25 @@ def test_a_cut_link_ends_the_transport_in_bounded_time_and_a_new_one_works_once_
         assert run_request(attach(transport), [1, 2, 3]) == np.resize([1, 2, 3], 20).tolist()
 
 
+def test_a_path_of_smaller_packets_than_its_ends_ends_the_transport_at_the_first_long_record(connect: Connect) -> None:
+    def set_mtu(size: int) -> None:
+        subprocess.run(["/bin/ip", "link", "set", "host", "mtu", str(size)], check=True)
+
+    with connect() as transport:
+        transport.flush()
+        set_mtu(1500)
+        try:
+            transport.write(GEOMETRY.arena(0), bytes(64))
+            transport.flush()
+            transport.write(GEOMETRY.arena(0), bytes(8000))
+            with pytest.raises(CompletionError, match=r"RETRY_EXC_ERR .*MTU mismatch"):
+                transport.flush()
+        finally:
+            set_mtu(4200)
+    with connect() as transport:
+        assert run_request(attach(transport), [4, 5]) == [4, 5] * 10
+
+
 def test_a_killed_host_ends_the_transport_in_bounded_time(device: Device) -> None:
     from tests.rdma.sides import HostProcess, connection  # noqa: PLC0415
 

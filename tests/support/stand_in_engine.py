@@ -48,6 +48,11 @@ class StandInEngine:
         self._store_status("epoch", self.epoch)
         self._store_status("state", EngineState.BOOTING)
 
+    @property
+    def steps(self) -> int:
+        """Rounds in which something happened."""
+        return self._steps
+
     def step(self) -> bool:
         """One round over all lanes; whether anything happened."""
         if self.behaviour.heartbeat_frozen:
