@@ -1,17 +1,18 @@
-"""Skinny products beside cuBLASLt's, for the shapes of four model families: ``python -m bench.skinny_gemm``.
+"""Skinny products beside cuBLASLt's: ``python -m bench.skinny_gemm``, for Llama-3-8B in under 25 s.
 
 Each product is launched over and over in one graph, its weights taken in turn from enough copies that none is in the
 L2 cache. Medians of the time of one launch. Fractions are of the weights' bytes at the streaming ceiling of an H200.
-The two libraries are timed in turns, so that both see the same clocks. Then, for Llama-3-8B: what the knobs of the
-overlap do to a chain of a layer's four products, which is the products' part of a decode step.
+The libraries are timed in turns, so that both see the same clocks. Then, for Llama-3-8B: the best ways to share
+each product's weights beside the one that is chosen, and what ring, overlap and number of blocks do to a chain of a
+layer's four products, which is the products' part of a decode step.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.driver import Buffer, Device, Graph, Stream, Timer
 from services.gpu_engine.cuda.products import MatrixProducts
-from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, Norm, Overlap, SkinnyGemm, square_bytes
+from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
+from services.gpu_engine.cuda.skinny_schedule import AT_ONCE, HALF_RING, WHOLE_RING, WIDTHS, Schedule, schedule_of
 
 BYTES_PER_SECOND = 4.4e12
 ROTATED_BYTES = 1 << 30
-WEIGHT_BYTES = 4 << 30
+WEIGHT_BYTES = 2 << 30
+RINGS = (HALF_RING // 2, HALF_RING, WHOLE_RING)
+LAYERS = 4  # of a chain
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Shape:
     name: str
     outputs: int
     depth: int
-    kind: str = "store"  # or swiglu (outputs = ffn), add, logits
+    kind: str = "store"  # or swiglu (outputs = ffn), logits
 
     @property
     def weight_rows(self) -> int:
@@ -42,15 +46,22 @@ class Shape:
         return 2 * self.weight_rows * self.depth
 
 
+Plan = Callable[[Shape], Schedule]
+
+
 def family(name: str, hidden: int, query: int, kv: int, ffn: int | None, vocabulary: int) -> list[Shape]:
     shapes = [
         Shape(f"{name} qkv", query + 2 * kv, hidden),
-        Shape(f"{name} output", hidden, query, "add"),
+        Shape(f"{name} output", hidden, query),
         Shape(f"{name} logits", vocabulary, hidden, "logits"),
     ]
     if ffn:
-        shapes[2:2] = [Shape(f"{name} gate-up", ffn, hidden, "swiglu"), Shape(f"{name} down", hidden, ffn, "add")]
+        shapes[2:2] = [Shape(f"{name} gate-up", ffn, hidden, "swiglu"), Shape(f"{name} down", hidden, ffn)]
     return shapes
+
+
+def width_of(tokens: int) -> int:
+    return next(width for width in WIDTHS if width >= tokens)
 
 
 LLAMA = family("Llama-3-8B", 4096, 4096, 1024, 14336, 128256)
@@ -72,6 +83,7 @@ class Bench:
         compiler = Compiler(self.device.arch, default_cache())
         self.gemm = SkinnyGemm(self.device, compiler)
         self.library = MatrixProducts(self.device, compiler, None)
+        self.multiprocessors = self.device.multiprocessors - 1
         rng = np.random.default_rng()
         pool = to_bfloat16(rng.standard_normal(1 << 24).astype(np.float32) * np.float32(0.02))
         self.weights = Buffer(WEIGHT_BYTES, "random weights")
@@ -79,10 +91,6 @@ class Bench:
             self.weights.upload(pool, offset)
         self.x = Buffer.of(np.roll(pool, 12345)[: MOST_TOKENS * 25600])
         self.out = Buffer(4 * MOST_TOKENS * 151936)
-        self.residual = Buffer(4 * MOST_TOKENS * 25600)
-        self.residual.fill(0)
-        self.prepared = Buffer(2 * MOST_TOKENS * 25600)
-        self.squares = Buffer.of(np.ones(square_bytes(25600) // 4, np.float32))
 
     def graph(self, launch: Callable[[], None]) -> Graph:
         launch()
@@ -101,121 +109,142 @@ class Bench:
                 taken.append(self.timer.stop())
         return [statistics.median(taken[2:]) for taken in times]
 
-    def launches(self, shape: Shape) -> list[int]:
-        """Addresses of the weights of successive launches."""
+    def addresses(self, shape: Shape) -> list[int]:
+        """Of the weights of successive launches."""
         stride = -(-shape.nbytes // 256) * 256
         copies = max(1, min(WEIGHT_BYTES // stride, -(-ROTATED_BYTES // stride)))
-        return [self.weights.pointer + i % copies * stride for i in range(max(copies, 16) if copies < 64 else 64)]
+        return [self.weights.pointer + i % copies * stride for i in range(max(copies, 8) if copies < 64 else 64)]
 
-    def skinny(self, shape: Shape, tokens: int, weight: int, *, fused: bool = True, overlap: Overlap) -> None:
-        gemm, x, out = self.gemm, self.x.pointer, self.out.pointer
-        m, n, k, stream = tokens, shape.outputs, shape.depth, self.stream
-        norm = Norm(self.squares.pointer, 4096, 1e-5)
-        if not fused:
-            gemm.matmul(stream, x, weight, out, m=m, n=shape.weight_rows, k=k, overlap=overlap)
-        elif shape.kind == "swiglu":
-            gemm.swiglu(stream, x, weight, out, m=m, n=n, k=k, norm=norm, overlap=overlap)
-        elif shape.kind == "add":
-            gemm.add(
-                stream,
-                x,
-                weight,
-                self.residual.pointer,
-                m=m,
-                n=n,
-                k=k,
-                norm_weight=x,
-                out=self.prepared.pointer,
-                squares=self.squares.pointer,
-                overlap=overlap,
-            )
+    def repeated(self, shape: Shape, launch: Callable[[int], None]) -> Graph:
+        """A launch with each of the weights."""
+
+        def launch_all() -> None:
+            for weight in self.addresses(shape):
+                launch(weight)
+
+        return self.graph(launch_all)
+
+    def plain(self, shape: Shape, tokens: int, weight: int, schedule: Schedule | None = None) -> None:
+        x, out, n, k = self.x.pointer, self.out.pointer, shape.weight_rows, shape.depth
+        fp32 = shape.kind == "logits"
+        self.gemm.matmul(self.stream, x, weight, out, m=tokens, n=n, k=k, fp32_out=fp32, schedule=schedule)
+
+    def fused(self, shape: Shape, tokens: int, weight: int, schedule: Schedule | None = None) -> None:
+        """As a step has it."""
+        if shape.kind == "swiglu":
+            x, out, n, k = self.x.pointer, self.out.pointer, shape.outputs, shape.depth
+            self.gemm.swiglu(self.stream, x, weight, out, m=tokens, n=n, k=k, schedule=schedule)
         else:
-            logits = shape.kind == "logits"
-            gemm.matmul(
-                stream,
-                x,
-                weight,
-                out,
-                m=m,
-                n=n,
-                k=k,
-                fp32_out=logits,
-                norm=None if logits else norm,
-                overlap=overlap,
-            )
+            self.plain(shape, tokens, weight, schedule)
 
     def cublas(self, shape: Shape, tokens: int, weight: int) -> None:
-        logits = shape.kind == "logits"
-        m, n, k = tokens, shape.weight_rows, shape.depth
-        self.library.matmul(self.stream, self.x.pointer, weight, self.out.pointer, m=m, n=n, k=k, fp32_out=logits)
+        x, out, n, k = self.x.pointer, self.out.pointer, shape.weight_rows, shape.depth
+        self.library.matmul(self.stream, x, weight, out, m=tokens, n=n, k=k, fp32_out=shape.kind == "logits")
 
     def compare(self, shape: Shape, tokens: int) -> None:
-        weights = self.launches(shape)
-
-        def each(launch: Callable[[int], None]) -> Graph:
-            def launch_all() -> None:
-                for weight in weights:
-                    launch(weight)
-
-            return self.graph(launch_all)
-
-        default, floor = Overlap(), shape.nbytes / BYTES_PER_SECOND
+        floor, count = shape.nbytes / BYTES_PER_SECOND, len(self.addresses(shape))
         graphs = (
-            each(lambda weight: self.skinny(shape, tokens, weight, fused=False, overlap=default)),
-            each(lambda weight: self.skinny(shape, tokens, weight, overlap=default)),
-            each(lambda weight: self.skinny(shape, tokens, weight, overlap=Overlap(early=0))),
-            each(lambda weight: self.cublas(shape, tokens, weight)),
+            self.repeated(shape, lambda weight: self.plain(shape, tokens, weight)),
+            self.repeated(shape, lambda weight: self.fused(shape, tokens, weight)),
+            self.repeated(shape, lambda weight: self.cublas(shape, tokens, weight)),
         )
-        plain, fused, late, cublas = (time / len(weights) for time in self.seconds(*graphs))
+        plain, fused, cublas = (time / count for time in self.seconds(*graphs))
         print(
             f"{shape.name:22} {shape.weight_rows:7} {shape.depth:6} {tokens:4} {floor * 1e6:8.2f} {plain * 1e6:8.2f}"
-            f" {fused * 1e6:8.2f} {late * 1e6:8.2f} {cublas * 1e6:8.2f} {shape.nbytes / plain / 1e12:6.2f}"
+            f" {fused * 1e6:8.2f} {cublas * 1e6:8.2f} {shape.nbytes / fused / 1e12:6.2f}"
             f" {floor / plain:7.1%} {floor / fused:7.1%} {floor / cublas:7.1%}",
             flush=True,
         )
 
-    def layer_chain(self, tokens: int, overlap: Overlap) -> Graph:
-        """The four products of eight of Llama-3-8B's layers."""
+    def sweep(self, shape: Shape, tokens: int, shown: int = 6) -> None:
+        """The fastest schedules, and the chosen one's place among them."""
+        chosen = schedule_of(shape.weight_rows, width_of(tokens), self.multiprocessors)
+        tried = dict.fromkeys([chosen, *self.schedules(shape, tokens)])
+        count, floor = len(self.addresses(shape)), shape.nbytes / BYTES_PER_SECOND
 
-        def launch() -> None:
-            address = self.weights.pointer
-            for _ in range(8):
-                for shape in LLAMA[:4]:
-                    self.skinny(shape, tokens, address, overlap=overlap)
-                    address += shape.nbytes
+        def seconds(schedule: Schedule) -> float:
+            graph = self.repeated(shape, lambda weight: self.fused(shape, tokens, weight, schedule))
+            return self.seconds(graph, repeats=5)[0] / count
 
-        return self.graph(launch)
+        times = {schedule: seconds(schedule) for schedule in tried}
+        ranked = sorted(times, key=times.__getitem__)
+        place = ranked.index(chosen)
+        print(f"\n{shape.name}, {tokens} tokens: the chosen one is place {place + 1} of {len(ranked)}")
+        for schedule in dict.fromkeys([chosen, *ranked[:shown]]):
+            print(
+                f"  rows {schedule.rows:4} run {schedule.run:3} blocks {schedule.blocks(shape.weight_rows):4}"
+                f" cluster {schedule.cluster} ring {schedule.ring >> 10:4} KiB: {times[schedule] * 1e6:7.2f} us"
+                f" {floor / times[schedule]:6.1%}",
+                flush=True,
+            )
 
-    def sweep(self, tokens: int, multiprocessors: int) -> None:
-        self.gemm = SkinnyGemm(self.device, Compiler(self.device.arch, default_cache()), multiprocessors)
-        floor = 8 * sum(shape.nbytes for shape in LLAMA[:4]) / BYTES_PER_SECOND
-        settings = [Overlap(prefetched=p, early=e) for p in (0, 4, 12) for e in (0, 1, 2, 4, 8, 1 << 20)]
-        times = self.seconds(*(self.layer_chain(tokens, overlap) for overlap in settings))
-        print(f"\n{tokens} tokens, {multiprocessors} multiprocessors: us a layer (of the floor, {floor / 8 * 1e6:.1f})")
-        for overlap, time in zip(settings, times, strict=True):
-            knobs = f"prefetched {overlap.prefetched:3} early {overlap.early:7}"
-            print(f"  {knobs}: {time / 8 * 1e6:7.2f} {floor / time:6.1%}")
+    def schedules(self, shape: Shape, tokens: int) -> Iterator[Schedule]:
+        for rows in (16, 32, 48, 64, 96, 112, 128):
+            for cluster in (1, 2, 4):
+                most = self.multiprocessors // cluster * cluster
+                run = -(-shape.weight_rows // (rows * most))
+                fills = run * rows * 16 <= shape.weight_rows  # 16 blocks at least
+                if fills and cluster <= width_of(tokens) // 8:
+                    yield from (Schedule(rows, run, cluster, ring) for ring in RINGS)
+
+    def overlaps(self, tokens: int) -> None:
+        """Chains of the four products of Llama-3-8B's layers."""
+
+        def chain(plan: Plan) -> Graph:
+            def launch() -> None:
+                address = self.weights.pointer
+                for _ in range(LAYERS):
+                    for shape in LLAMA[:4]:
+                        self.fused(shape, tokens, address, plan(shape))
+                        address += shape.nbytes
+
+            return self.graph(launch)
+
+        def chosen(shape: Shape, most: int = self.multiprocessors) -> Schedule:
+            return schedule_of(shape.weight_rows, width_of(tokens), most)
+
+        def changed(ring: int, early: int) -> Plan:
+            return lambda shape: replace(chosen(shape), ring=ring, early=early)
+
+        def without_prefetches(shape: Shape) -> Schedule:
+            return replace(chosen(shape), prefetched=0)
+
+        def narrowed(most: int) -> Plan:
+            return lambda shape: chosen(shape, most)
+
+        plans: dict[str, Plan] = {"as chosen": chosen, "without prefetches": without_prefetches}
+        for ring in RINGS:
+            for early in (0, 2, 8, AT_ONCE):
+                plans[f"ring {ring >> 10:3} KiB, successor {early:7} stages before the end"] = changed(ring, early)
+        plans |= {f"at most {most} blocks": narrowed(most) for most in (132, 120, 100, 80, 64)}
+        floor = sum(shape.nbytes for shape in LLAMA[:4]) / BYTES_PER_SECOND
+        times = self.seconds(*map(chain, plans.values()))
+        print(f"\na layer's products, {tokens} tokens: us (of the floor, {floor * 1e6:.1f})")
+        for name, time in zip(plans, times, strict=True):
+            print(f"  {name:52} {time / LAYERS * 1e6:7.2f} {LAYERS * floor / time:6.1%}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 16, 32, 64])
-    parser.add_argument("--shapes", default="", help="only shapes whose name contains this")
-    parser.add_argument("--sweep", type=int, nargs="*", default=[1, 32], help="tokens for the knobs of the overlap")
+    parser.add_argument("--shapes", default="Llama", help="only shapes whose name contains this; '' for all")
+    parser.add_argument("--sweep", type=int, nargs="*", default=[8, 64], help="tokens for ways to share the weights")
+    parser.add_argument("--chain", type=int, nargs="*", default=[1, 32], help="tokens for the chain of products")
     arguments = parser.parse_args()
     bench = Bench()
     print(bench.device.name, bench.device.arch)
     print(
-        f"{'us a launch':22} {'rows':>7} {'depth':>6} {'m':>4} {'floor':>8} {'plain':>8} {'fused':>8} {'late':>8}"
+        f"{'us a launch':22} {'rows':>7} {'depth':>6} {'m':>4} {'floor':>8} {'plain':>8} {'fused':>8}"
         f" {'cuBLASLt':>8} {'TB/s':>6} {'of it':>7} {'fused':>7} {'cuBLAS':>7}"
     )
-    for shape in SHAPES:
-        if arguments.shapes in shape.name:
-            for tokens in arguments.tokens:
-                bench.compare(shape, tokens)
+    for shape in (shape for shape in SHAPES if arguments.shapes in shape.name):
+        for tokens in arguments.tokens:
+            bench.compare(shape, tokens)
     for tokens in arguments.sweep:
-        for multiprocessors in (bench.device.multiprocessors, bench.device.multiprocessors - 1, 120):
-            bench.sweep(tokens, multiprocessors)
+        for shape in LLAMA[:4]:
+            bench.sweep(shape, tokens)
+    for tokens in arguments.chain:
+        bench.overlaps(tokens)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Products of at most 64 tokens against float64 NumPy, and their bits: the same in every bucket, beside any others."""
+"""Products of at most 64 tokens against float64 NumPy, and their bits: the same in every bucket and every schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,8 +14,17 @@ pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 from services.gpu_engine.cuda.bfloat16 import from_bfloat16, to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
-from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, Norm, Overlap, SkinnyGemm, square_bytes
-from tests.gpu.steps import Floats, bfloat16_of, poisoned, relative_error
+from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
+from services.gpu_engine.cuda.skinny_schedule import (
+    AT_ONCE,
+    HALF_RING,
+    TILE_ROWS,
+    WHOLE_RING,
+    WIDTHS,
+    Schedule,
+    schedule_of,
+)
+from tests.gpu.steps import Floats, KernelBench, poisoned, relative_error
 
 BF16_ERROR, FP32_ERROR = 4e-3, 1e-4
 SHAPES = {  # outputs, depth
@@ -36,7 +45,6 @@ SHAPES = {  # outputs, depth
     "ragged": (200, 328),
 }
 GATED = {"Llama-3-8B": (14336, 4096), "SmolLM2-135M": (1536, 576), "Phi-4": (17920, 5120), "ragged": (328, 200)}
-OVERLAPS = [Overlap(), Overlap(early=0), Overlap(early=1 << 20), Overlap(prefetched=1 << 20, early=5)]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +74,8 @@ def test_a_product_is_right_and_a_row_has_the_same_bits_for_every_number_of_toke
 
     def product(tokens: int, first: int = 0) -> NDArray[np.uint16]:
         out = poisoned(2 * MOST_TOKENS * outputs)
-        gemm.matmul(stream, x.pointer + 2 * first * depth, weight.pointer, out.pointer, m=tokens, n=outputs, k=depth)
+        row = x.pointer + 2 * first * depth
+        gemm.matmul(stream, row, weight.pointer, out.pointer, m=tokens, n=outputs, k=depth)
         found = out.download(np.uint16, (MOST_TOKENS, outputs))
         assert (found[tokens:] == 0xFFFF).all(), "rows beyond the product were written"
         return found[:tokens]
@@ -101,63 +110,61 @@ def test_logits_are_float32_and_the_same_bits_for_every_number_of_rows(
 
 @pytest.mark.parametrize(("ffn", "depth"), GATED.values(), ids=GATED)
 @pytest.mark.parametrize("tokens", [1, 8, 13, 32, 64])
-def test_swiglu_of_normed_rows(
-    gemm: SkinnyGemm, stream: Stream, rng: np.random.Generator, ffn: int, depth: int, tokens: int
+def test_a_product_with_swiglu_has_the_bits_of_the_two_kernels(
+    device: Device,
+    compiler: Compiler,
+    gemm: SkinnyGemm,
+    stream: Stream,
+    rng: np.random.Generator,
+    ffn: int,
+    depth: int,
+    tokens: int,
 ) -> None:
-    x, values = random(rng, tokens, depth)
-    weight, factors = random(rng, 2 * ffn, depth, scale=depth**-0.5)
-    parts = rng.random((square_bytes(depth) // (4 * MOST_TOKENS), MOST_TOKENS), np.float32) * depth
-    squares, out = Buffer.of(parts), poisoned(2 * MOST_TOKENS * ffn)
-    scale = 1 / np.sqrt(parts.astype(np.float64).sum(0)[:tokens] / depth + 1e-5)
-    sums = scale[:, None] * (values @ factors.T)
-    gate, up = sums[:, :ffn], sums[:, ffn:]
-    norm = Norm(squares.pointer, depth, 1e-5)
-    gemm.swiglu(stream, x.pointer, weight.pointer, out.pointer, m=tokens, n=ffn, k=depth, norm=norm)
-    assert relative_error(bfloat16_of(out, tokens, ffn), gate / (1 + np.exp(-gate)) * up) < BF16_ERROR
-    assert np.isnan(bfloat16_of(out, MOST_TOKENS, ffn)[tokens:]).all()
+    bench = KernelBench(device, compiler, rng, [(0, tokens)], ffn=ffn)
+    x, _ = random(rng, tokens, depth)
+    weight, _ = random(rng, 2 * ffn, depth, scale=depth**-0.5)
+    gate_up = poisoned(2 * tokens * 2 * ffn)
+    apart, fused = poisoned(2 * tokens * ffn), poisoned(2 * MOST_TOKENS * ffn)
+    gemm.matmul(stream, x.pointer, weight.pointer, gate_up.pointer, m=tokens, n=2 * ffn, k=depth)
+    bench.kernels.swiglu(stream, tokens, gate_up.pointer, apart.pointer)
+    gemm.swiglu(stream, x.pointer, weight.pointer, fused.pointer, m=tokens, n=ffn, k=depth)
+    found = fused.download(np.uint16, (MOST_TOKENS, ffn))
+    np.testing.assert_array_equal(found[:tokens], apart.download(np.uint16, (tokens, ffn)))
+    assert (found[tokens:] == 0xFFFF).all()
+    assert np.isfinite(from_bfloat16(found[:tokens])).all()
 
 
-@pytest.mark.parametrize(("hidden", "depth"), [(4096, 4096), (576, 1536), (5120, 8192), (200, 328)])
-@pytest.mark.parametrize("tokens", [1, 8, 13, 32, 64])
-def test_a_sum_with_the_residual_stream_and_the_norm_behind_it(
-    gemm: SkinnyGemm, stream: Stream, rng: np.random.Generator, hidden: int, depth: int, tokens: int
+def schedules(weight_rows: int, width: int) -> list[Schedule]:
+    """Every tile, every cluster that a width allows, runs that fill and overfill the weight, small and large rings."""
+    clusters = [c for c in (1, 2, 4, 8) if c <= width // 8]
+    runs = {1, 2, 7}
+    shapes = [(rows, run, cluster) for rows in TILE_ROWS for run in runs for cluster in clusters]
+    rings = (3 * 24 << 10, HALF_RING, WHOLE_RING)
+    return [Schedule(*shape, ring=rings[i % 3], prefetched=i % 4 * 3) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("outputs", "depth"), [(4096, 1536), (1000, 328)])
+def test_no_schedule_changes_a_bit(
+    gemm: SkinnyGemm, stream: Stream, rng: np.random.Generator, outputs: int, depth: int, width: int
 ) -> None:
-    x, values = random(rng, tokens, depth)
-    weight, factors = random(rng, hidden, depth, scale=depth**-0.5)
-    norm_weight, norm_factors = random(rng, hidden)
-    stored = rng.standard_normal((tokens, hidden), np.float32) * 3
-    residual, prepared, squares = Buffer.of(stored), poisoned(2 * tokens * hidden), poisoned(square_bytes(hidden))
-    gemm.add(
-        stream,
-        x.pointer,
-        weight.pointer,
-        residual.pointer,
-        m=tokens,
-        n=hidden,
-        k=depth,
-        norm_weight=norm_weight.pointer,
-        out=prepared.pointer,
-        squares=squares.pointer,
-    )
-    total = stored + values @ factors.T
-    assert relative_error(residual.download(np.float32, (tokens, hidden)), total) < FP32_ERROR
-    assert relative_error(bfloat16_of(prepared, tokens, hidden), total * norm_factors) < BF16_ERROR
+    x, _ = random(rng, width, depth)
+    weight, _ = random(rng, outputs, depth, scale=depth**-0.5)
+    # The gate's and up's rows of half as many outputs, of the same matrix.
+    ffn = outputs // 2
 
-    head, head_factors = random(rng, 256, hidden, scale=hidden**-0.5)
-    out = poisoned(4 * tokens * 256)
-    gemm.matmul(
-        stream,
-        prepared.pointer,
-        head.pointer,
-        out.pointer,
-        m=tokens,
-        n=256,
-        k=hidden,
-        fp32_out=True,
-        norm=Norm(squares.pointer, hidden, 1e-5),
-    )
-    normed = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-5) * norm_factors
-    assert relative_error(out.download(np.float32, (tokens, 256)), normed @ head_factors.T) < BF16_ERROR
+    def product(schedule: Schedule | None) -> NDArray[np.uint16]:
+        out, activated = poisoned(2 * width * outputs), poisoned(2 * width * ffn)
+        operands = x.pointer, weight.pointer
+        gemm.matmul(stream, *operands, out.pointer, m=width, n=outputs, k=depth, schedule=schedule)
+        gemm.swiglu(stream, *operands, activated.pointer, m=width, n=ffn // 8 * 8, k=depth, schedule=schedule)
+        parts = out.download(np.uint16, (width * outputs,)), activated.download(np.uint16, (width * (ffn // 8 * 8),))
+        return np.concatenate(parts)
+
+    expected = product(None)
+    assert np.isfinite(from_bfloat16(expected)).all()
+    for schedule in schedules(outputs, width):
+        np.testing.assert_array_equal(product(schedule), expected, err_msg=str(schedule))
 
 
 @dataclass
@@ -173,58 +180,48 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.weights = [
-            (random(self.rng, 2 * self.ffn, self.hidden, scale=0.02)[0], random(self.rng, self.hidden, self.ffn)[0])
+            (random(self.rng, 2 * self.ffn, self.hidden, scale=0.04)[0], random(self.rng, self.hidden, self.ffn)[0])
             for _ in range(self.layers)
         ]
-        self.start = self.rng.standard_normal((self.tokens, self.hidden), np.float32)
-        self.norm_weight, _ = random(self.rng, self.hidden)
-        self.prepared, _ = random(self.rng, self.tokens, self.hidden)
-        self.prepared_start = self.prepared.download(np.uint16, (self.tokens, self.hidden))
-        self.squares_start = np.full((square_bytes(self.hidden) // 4,), 100.0, np.float32)
-        self.squares = Buffer.of(self.squares_start)
-        self.residual = Buffer.of(self.start)
-        self.activated = poisoned(2 * self.tokens * self.ffn)
+        self.start, _ = random(self.rng, self.tokens, self.hidden)
+        self.values = self.start.download(np.uint16, (self.tokens, self.hidden))
+        self.x = Buffer(self.values.nbytes)
+        self.activated = Buffer(2 * self.tokens * self.ffn)
 
-    def launch(self, stream: Stream, overlap: Overlap, after_each: Callable[[], None] = lambda: None) -> None:
-        norm = Norm(self.squares.pointer, self.hidden, 1e-5)
+    def launch(
+        self, stream: Stream, change: Callable[[Schedule], Schedule], after_each: Callable[[], None] = lambda: None
+    ) -> None:
+        width = next(width for width in WIDTHS if width >= self.tokens)
+
+        def schedule(weight_rows: int) -> Schedule:
+            return change(schedule_of(weight_rows, width, 100))
+
+        hidden, ffn, x, activated = self.hidden, self.ffn, self.x.pointer, self.activated.pointer
         for gate_up, down in self.weights:
-            self.gemm.swiglu(
-                stream,
-                self.prepared.pointer,
-                gate_up.pointer,
-                self.activated.pointer,
-                m=self.tokens,
-                n=self.ffn,
-                k=self.hidden,
-                norm=norm,
-                overlap=overlap,
-            )
+            plan = schedule(2 * ffn)
+            self.gemm.swiglu(stream, x, gate_up.pointer, activated, m=self.tokens, n=ffn, k=hidden, schedule=plan)
             after_each()
-            self.gemm.add(
-                stream,
-                self.activated.pointer,
-                down.pointer,
-                self.residual.pointer,
-                m=self.tokens,
-                n=self.hidden,
-                k=self.ffn,
-                norm_weight=self.norm_weight.pointer,
-                out=self.prepared.pointer,
-                squares=self.squares.pointer,
-                overlap=overlap,
-            )
+            plan = schedule(hidden)
+            self.gemm.matmul(stream, activated, down.pointer, x, m=self.tokens, n=hidden, k=ffn, schedule=plan)
             after_each()
 
-    def run(self, launch: Callable[[], None]) -> NDArray[np.uint32]:
-        """Bits of the residual stream after all layers."""
-        self.residual.upload(self.start)
-        self.prepared.upload(self.prepared_start)
-        self.squares.upload(self.squares_start)
+    def run(self, launch: Callable[[], None]) -> NDArray[np.uint16]:
+        """Bits of the last product."""
+        self.x.upload(self.values)
         self.activated.fill(0xFF)
         launch()
-        found = self.residual.download(np.uint32, (self.tokens, self.hidden))
-        assert np.isfinite(found.view(np.float32)).all()
+        found = self.x.download(np.uint16, (self.tokens, self.hidden))
+        assert np.isfinite(from_bfloat16(found)).all()
         return found
+
+
+CHANGES: list[Callable[[Schedule], Schedule]] = [
+    lambda schedule: schedule,
+    lambda schedule: replace(schedule, early=0),
+    lambda schedule: replace(schedule, early=5, prefetched=AT_ONCE),
+    lambda schedule: replace(schedule, ring=HALF_RING // 2),
+    lambda schedule: replace(schedule, ring=WHOLE_RING, cluster=1),
+]
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 32, 64])
@@ -233,34 +230,15 @@ def test_overlapping_launches_give_the_bits_of_launches_one_at_a_time(
 ) -> None:
     """On a stream and in a graph, however early a successor begins and whatever it prefetches."""
     chain = Chain(gemm, rng, tokens)
-    alone = chain.run(lambda: chain.launch(overlapping, Overlap(), overlapping.synchronize))
-    for overlap in OVERLAPS:
+    alone = chain.run(lambda: chain.launch(overlapping, CHANGES[0], overlapping.synchronize))
+    for change in CHANGES:
         with overlapping.capture() as graphs:
-            chain.launch(overlapping, overlap)
+            chain.launch(overlapping, change)
         for _ in range(20):
-            np.testing.assert_array_equal(chain.run(lambda: chain.launch(overlapping, overlap)), alone)  # noqa: B023
+            np.testing.assert_array_equal(chain.run(lambda: chain.launch(overlapping, change)), alone)  # noqa: B023
             np.testing.assert_array_equal(chain.run(lambda: graphs[0].launch(overlapping)), alone)
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 2, 7, 100])
-@pytest.mark.parametrize(("outputs", "depth"), [(576, 1536), (1000, 328), (4096, 4096)])
-def test_any_number_of_multiprocessors_shares_the_weights(
-    device: Device,
-    compiler: Compiler,
-    stream: Stream,
-    rng: np.random.Generator,
-    multiprocessors: int,
-    outputs: int,
-    depth: int,
-) -> None:
-    gemm = SkinnyGemm(device, compiler, multiprocessors)
-    x, values = random(rng, 20, depth)
-    weight, factors = random(rng, outputs, depth, scale=depth**-0.5)
-    out = poisoned(4 * 20 * outputs)
-    gemm.matmul(stream, x.pointer, weight.pointer, out.pointer, m=20, n=outputs, k=depth, fp32_out=True)
-    assert relative_error(out.download(np.float32, (20, outputs)), values @ factors.T) < FP32_ERROR
-
-
 def test_more_tokens_than_a_build_holds_are_refused(gemm: SkinnyGemm, stream: Stream) -> None:
-    with pytest.raises(ValueError, match=r"tokens=65.* more than 64 tokens"):
+    with pytest.raises(ValueError, match=r"m=65 .* more than 64"):
         gemm.matmul(stream, 0, 0, 0, m=65, n=128, k=64)

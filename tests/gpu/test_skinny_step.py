@@ -115,6 +115,7 @@ def test_overlapping_steps_in_graphs_repeat_the_bits_of_steps_one_kernel_at_a_ti
 def test_a_row_has_the_same_logits_alone_and_in_every_bucket(
     model: Model, device: Device, rng: np.random.Generator
 ) -> None:
+    """Up to 64 tokens by way of skinny products, above by cuBLASLt."""
     stream = Stream(overlap=True)
     script: Script = [[9, 5, 30, 20], [1, 1, 1, 1]]
     model.executor.cache.fill(POISON)
@@ -122,7 +123,7 @@ def test_a_row_has_the_same_logits_alone_and_in_every_bucket(
     logits_of(model, stream, sequences, script[0])
     step = sequences.step(script[1])
     results = []
-    for tokens in (4, 5, 8, 9, 16, 24, 32, 40, 64):
+    for tokens in (4, 5, 8, 9, 16, 24, 32, 40, 64, 65, 72, 96, 128, 192, 256):
         poison(model.executor)
         model.arrays.upload(step)
         model.executor.launch(stream, tokens, min(tokens, ROWS))
@@ -130,3 +131,23 @@ def test_a_row_has_the_same_logits_alone_and_in_every_bucket(
         results.append(model.executor.activations.logits.download(np.float32, (4, model.vocabulary)))
     for found in results[1:]:
         np.testing.assert_array_equal(found, results[0])
+
+
+def test_a_sequence_has_the_same_logits_alone_and_beside_the_prompts_of_others(
+    model: Model, device: Device, rng: np.random.Generator
+) -> None:
+    """Its prompt and every token after it: in steps of 1 to 30 tokens alone, in steps of up to 172 beside others."""
+    stream, seed = Stream(overlap=True), int(rng.integers(1 << 32))
+    own = [30, 1, 1, 7, 1, 1]
+    beside = [[35, 60, 0], [64, 0, 0], [40, 30, 90], [1, 80, 1], [1, 1, 1], [70, 1, 100]]
+
+    def run(others: list[list[int]]) -> list[NDArray[np.float32]]:
+        script: Script = [[count, *counts] for count, counts in zip(own, others, strict=True)]
+        model.executor.cache.fill(POISON)
+        # The first sequence's tokens are drawn first: the same in both scripts.
+        sequences = Sequences(np.random.default_rng(seed), script, model.vocabulary)
+        return [logits_of(model, stream, sequences, counts)[0] for counts in script]
+
+    alone, together = run([[0, 0, 0]] * len(own)), run(beside)
+    for found, expected in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(found, expected)

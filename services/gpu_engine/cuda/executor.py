@@ -7,7 +7,6 @@ the host or are captured once for each bucket of tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,7 @@ from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.mixture import MixtureKernels
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.sampler import Sampler
-from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm, square_bytes
-from services.gpu_engine.cuda.skinny_step import SkinnyStep, is_dense
+from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.step_arrays import StepAddresses, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
 from services.gpu_engine.models.config import ModelConfig
@@ -79,8 +77,7 @@ class StepExecutor:
         step: where the steps lie, and their results go.
         limits: the largest step.
         pages: of the KV cache.
-        skinny_tokens: steps of at most so many tokens, up to 64, run as skinny_step.py has them; models with mixtures
-            only take its products. A GPU that can't runs them as larger ones.
+        skinny_tokens: products of at most so many tokens, up to 64, may be skinny_gemm.py's, on a GPU that has them.
     """
 
     def __init__(
@@ -108,12 +105,8 @@ class StepExecutor:
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self._skinny_tokens = skinny_tokens if device.arch == "sm_90a" else 0
-        self._skinny_step: SkinnyStep | None = None
-        skinny = SkinnyGemm(device, compiler) if self._skinny_tokens else None
-        self.products = MatrixProducts(device, compiler, skinny)
-        if skinny and is_dense(layers):
-            squares = Buffer(square_bytes(geometry.config.hidden), "sums of squares")
-            self._skinny_step = SkinnyStep(layers, geometry, weights, self.activations, skinny, squares)
+        self._skinny = SkinnyGemm(device, compiler) if self._skinny_tokens else None
+        self.products = MatrixProducts(device, compiler, self._skinny)
 
     @property
     def vocabulary(self) -> int:
@@ -126,19 +119,15 @@ class StepExecutor:
     def launch(self, stream: Stream, tokens: int, samples: int) -> None:
         """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there."""
         self.kernels.plan_attention(stream)
-        skinny = self._skinny_step if tokens <= self._skinny_tokens else None
         delta: Delta = None
-        for layer, following in pairwise((*self._layers, None)):
+        for layer in self._layers:
             match layer:
                 case Embedding():
                     table = self._weights.address(layer.weight)
                     self.kernels.embedding(stream, tokens, table, self.activations.residual.pointer)
-                    if skinny and isinstance(following, Attention):
-                        self._norm(stream, tokens, following.norm, None)
-                        skinny.launch(stream, tokens, self._attend)
-                case Attention() if not skinny:
+                case Attention():
                     delta = self._attention(stream, layer, tokens, delta)
-                case FeedForward() if not skinny:
+                case FeedForward():
                     delta = self._feed_forward(stream, layer, tokens, delta)
                 case Mixture():
                     delta = self._mixture(stream, layer, tokens, delta)
@@ -151,19 +140,14 @@ class StepExecutor:
         normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
         matmul = self.products.matmul
         matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
-        self._attend(stream, layer, tokens)
-        output = self._weights.address(layer.output)
-        matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
-        return out
-
-    def _attend(self, stream: Stream, layer: Attention, tokens: int) -> None:
-        """Between the two products of an attention layer."""
-        qkv, pages = self.activations.qkv.pointer, self.layer_pages(layer.index)
         self.rotary(stream, layer, tokens)
-        attended = self.activations.attended.pointer
+        pages = self.layer_pages(layer.index)
         self.kernels.attention(
             stream, layer.index, qkv=qkv, tokens=tokens, layer_pages=pages, pages=self.pages, out=attended
         )
+        output = self._weights.address(layer.output)
+        matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
+        return out
 
     def rotary(self, stream: Stream, layer: Attention, tokens: int) -> None:
         """Launch the norms of heads, the rotation and the write of keys and values."""
@@ -176,8 +160,11 @@ class StepExecutor:
         config, buffers = self._geometry.config, self.activations
         gate_up, activated, out = buffers.gate_up.pointer, buffers.activated.pointer, buffers.delta.pointer
         normed, gate = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.gate)
-        self.products.matmul(stream, normed, gate, gate_up, m=tokens, n=2 * config.ffn, k=config.hidden)
-        self.kernels.swiglu(stream, tokens, gate_up, activated)
+        if self._skinny and tokens <= self._skinny_tokens:
+            self._skinny.swiglu(stream, normed, gate, activated, m=tokens, n=config.ffn, k=config.hidden)
+        else:
+            self.products.matmul(stream, normed, gate, gate_up, m=tokens, n=2 * config.ffn, k=config.hidden)
+            self.kernels.swiglu(stream, tokens, gate_up, activated)
         down = self._weights.address(layer.down)
         self.products.matmul(stream, activated, down, out, m=tokens, n=config.hidden, k=config.ffn)
         return out

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[cuda]")
 
-from services.gpu_engine.cuda import compiler, skinny_gemm
+from services.gpu_engine.cuda import compiler, skinny_gemm, skinny_schedule
 from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
 from services.gpu_engine.cuda.geometry import Geometry
@@ -71,7 +71,7 @@ def test_sampling_compiles_for_hopper(name: str) -> None:
     build(GEOMETRIES[name], ["sampling.cu"])
 
 
-@pytest.mark.parametrize("tokens", skinny_gemm.WIDTHS)
+@pytest.mark.parametrize("tokens", skinny_schedule.WIDTHS)
 def test_skinny_products_compile_for_hopper(tokens: int) -> None:
     source = "skinny_gemm.cu"
     cubin = Compiler("sm_90a").build([source], {"BLINK_SKINNY_TOKENS": tokens})

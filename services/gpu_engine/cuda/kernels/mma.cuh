@@ -25,6 +25,14 @@ __device__ inline void mma_low(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
       : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+// Transposes 8 x 8 two-byte elements of a warp: lane 4g + c gives row g, columns 2c and 2c + 1, and gets column g, rows
+// 2c and 2c + 1.
+__device__ inline u32 transpose_square(u32 pair) {
+  u32 transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // 2^x to about 1e-7, one instruction; 0 for -inf.
 __device__ inline float power_of_two(float x) {
   float y;

@@ -1,258 +1,190 @@
 // Y[tokens, outputs] = X[tokens, depth] W[outputs, depth]^T for at most 64 tokens: a stream of the weights.
 //
-// The weights are the wide operand: a tile is 128 of their rows, two warpgroups of 64, against all tokens (8, 16, 32 or
-// 64 columns, one build each). W is cut into chunks of 128 x 64; chunk after chunk, all tiles in a row, the grid's
-// blocks take equal contiguous runs, so each multiprocessor streams as many bytes. One thread copies W and X by TMA
-// through a ring of stages that spans tiles; the ring, and more by way of L2, is filled with weights before the kernel
-// waits for its predecessor.
+// The weights are the wide operand of wgmma, all tokens its columns: 8, 16, 32 or 64, one build each. A block walks
+// `run` tiles of `rows` weight rows, each over the whole depth; one thread copies W and X by TMA through a ring of
+// stages that spans tiles, filled with weights before the kernel waits for its predecessor.
 //
-// A tile whose chunks lie in several blocks' runs is finished by the block that arrives last, which adds the parts in
-// the order of the chunks. So the order of every sum follows from W's shape and the grid alone: a row has the same bits
-// in every bucket, beside any other rows.
+// Every sum runs over k in order, 16 at a time, in one accumulator: no split. So a row has the same bits whatever the
+// tiles, the blocks and the tokens beside it, and the same as from those of cuBLASLt's algorithms that don't split.
 //
-// Bound by memory: 2 bytes a weight. Two blocks fit a multiprocessor, the second being the successor's.
+// Blocks of a cluster share X: each copies a slice of its rows to all. Then a stage is free when all of them say so.
+//
+// Bound by memory: 2 bytes a weight.
 #pragma once
 
-#include "mma.cuh"
-
-// mma.cuh first: tma.cuh uses its shared_address
+#include "cluster.cuh"
 #include "dependent_launch.cuh"
+#include "mma.cuh"
 #include "tma.cuh"
 #include "wgmma_narrow.cuh"
 
 namespace blink {
 
 inline constexpr u32 kTokens = BLINK_SKINNY_TOKENS;
-inline constexpr u32 kTileRows = 128, kHalfRows = 64;
-inline constexpr u32 kDepth = 64;  // of a chunk: 128 bytes a row, the swizzle's width
-inline constexpr u32 kConsumers = 256;
-inline constexpr u32 kProducerWarp = 8, kScaleWarp = 9;
-inline constexpr u32 kThreads = 320;
-inline constexpr u32 kConsumerBarrier = 1;
-inline constexpr u32 kMostTokens = 64;  // tokens that a line of squares holds
+inline constexpr u32 kDepth = 64, kRowBytes = 2 * kDepth;  // of a stage: the swizzle's width
+inline constexpr u32 kGroupRows = 64;                      // of a warpgroup
+inline constexpr u32 kProducerWarp = 8;
+inline constexpr u32 kThreads = 288;
+inline constexpr u32 kMostStages = 60;
 
-struct Stage {
-  bf16 weight[2][kHalfRows * kDepth];
-  bf16 x[kTokens * kDepth];
-};
-
-// Finished sums go through shared memory, so that what follows a product sees consecutive outputs of a token.
-inline constexpr u32 kStagedTokens = kTokens < 16 ? kTokens : 16;
-inline constexpr u32 kStagedStride = kTileRows + 4;  // free of bank conflicts
-
-inline constexpr u32 kBlockBytes = 113 * 1024;  // two blocks a multiprocessor
-inline constexpr u32 kFixedBytes = kStagedTokens * kStagedStride * 4 + 512;
-inline constexpr u32 kStages = (kBlockBytes - kFixedBytes) / sizeof(Stage);
-
-struct SkinnyShared {
-  alignas(1024) Stage stages[kStages];
-  float staged[kStagedTokens * kStagedStride];
-  float scale[kTokens];
-  CopyBarrier full[kStages], empty[kStages], scaled;
-  u32 last;
-};
-static_assert(sizeof(SkinnyShared) <= kBlockBytes && sizeof(Stage) % 1024 == 0, "the ring fits, its atoms are aligned");
-
-// skinny_gemm.py fills it. Row r of a tile is row tile * tile_rows + r of W, from 64 on tile * tile_rows + second + r
-// - 64.
+// skinny_gemm.py fills it.
 struct Problem {
-  float4* partial;       // [2 grid][128 x kTokens] unfinished sums
-  u32* arrivals;         // [tiles], zero between launches
-  const float* squares;  // [square_tiles][kMostTokens] sums of X's squares, or null: no norm
-  u32 square_tiles;
-  float width, eps;  // of the norm
-  u32 tokens, outputs, tiles, chunks, tile_rows, second;
-  u32 prefetched;  // chunks a block prefetches into L2 beyond its ring
-  u32 early;       // chunks still to be asked for when the successor may begin
+  u32 tokens, outputs;  // of Y
+  u32 rows;             // of a tile, a multiple of 16
+  u32 run;              // tiles of a block
+  u32 chunks;           // stages of a tile
+  u32 stages;           // of the ring
+  u32 prefetched;       // stages that a block prefetches into L2 beyond its ring
+  u32 early;            // stages still to be asked for when the successor may begin
 };
 
-// The chunks of a block: [begin, end) of all tiles' chunks in a row.
-struct Run {
-  u32 begin, end;
+// Before the ring. A stage is `rows` rows of W, then kTokens of X. Products of fewer rows than a warpgroup's 64 read on
+// into whatever follows, which makes rows of sums that nobody looks at; that much room is behind the ring.
+struct alignas(1024) SkinnyBarriers {
+  CopyBarrier full[kMostStages], empty[kMostStages];
+};
+static_assert(sizeof(SkinnyBarriers) == 1024, "as skinny_schedule.py counts it");
+
+struct Ring {
+  SkinnyBarriers& barriers;
+  u32 stages, weight_bytes;
+
+  __device__ u32 stage_bytes() const { return weight_bytes + kTokens * kRowBytes; }
+  __device__ unsigned char* weight(u32 stage) const {
+    return reinterpret_cast<unsigned char*>(&barriers + 1) + stage * stage_bytes();
+  }
+  __device__ unsigned char* x(u32 stage) const { return weight(stage) + weight_bytes; }
 };
 
-__device__ inline Run run_of(const Problem& problem, u32 block) {
-  const u32 all = problem.tiles * problem.chunks;
-  return {block * all / gridDim.x, (block + 1) * all / gridDim.x};
-}
+// A stage of the ring, and the parity of its phase.
+struct Slot {
+  u32 stage = 0, parity = 0;
 
-__device__ inline u32 block_of(const Problem& problem, u32 chunk) {
-  return ((chunk + 1) * gridDim.x - 1) / (problem.tiles * problem.chunks);
-}
-
-__device__ inline void synchronize_consumers() {
-  asm volatile("bar.sync %0, %1;" ::"n"(kConsumerBarrier), "n"(kConsumers) : "memory");
-}
-
-// A place in the run, with its tile and its chunk of the tile.
-struct Cursor {
-  u32 tile, chunk;
-
-  __device__ Cursor(u32 place, u32 chunks) : tile(place / chunks), chunk(place % chunks) {}
-  __device__ void advance(u32 chunks) {
-    if (++chunk == chunks) chunk = 0, ++tile;
+  __device__ void advance(u32 stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
 
-__device__ inline void produce(SkinnyShared& shared, const TensorMap& weight, const TensorMap& x,
-                               const Problem& problem) {
-  const Run run = run_of(problem, blockIdx.x);
-  const u32 count = run.end - run.begin, first = min(count, kStages);
-  Cursor at(run.begin, problem.chunks);
-  const auto row = [&](u32 half) { return at.tile * problem.tile_rows + half * problem.second; };
+// A chunk of the block's run, with the tile's first row.
+struct Cursor {
+  u32 row, chunk = 0;
+
+  __device__ void advance(const Problem& problem) {
+    if (++chunk == problem.chunks) chunk = 0, row += problem.rows;
+  }
+};
+
+// How W lies in a tile. Rows alternate in a gated product, W being gate over up: eight of the gate's, then the same
+// eight of up's. So a thread's sums hold both of an output, `gate = sums[4n + k]`, `up = sums[4n + 2 + k]`.
+struct Plain {
+  __device__ static void copy(void* target, const TensorMap& map, CopyBarrier& done, const Cursor& at) {
+    copy_box(target, map, done, at.chunk * kDepth, at.row);
+  }
+  __device__ static void prefetch(const TensorMap& map, const Cursor& at) {
+    prefetch_box(map, at.chunk * kDepth, at.row);
+  }
+};
+
+struct Gated {
+  __device__ static void copy(void* target, const TensorMap& map, CopyBarrier& done, const Cursor& at) {
+    copy_box(target, map, done, at.chunk * kDepth, 0, 0, at.row / 16);
+  }
+  __device__ static void prefetch(const TensorMap& map, const Cursor& at) {
+    prefetch_box(map, at.chunk * kDepth, 0, 0, at.row / 16);
+  }
+};
+
+template <class Layout>
+__device__ inline void produce(const Ring& ring, const TensorMap& weight, const TensorMap& x, const Problem& problem) {
+  const u32 count = problem.run * problem.chunks, first = min(count, ring.stages);
+  const u32 blocks = blocks_of_cluster(), slice = kTokens / blocks, mine = block_of_cluster() * slice;
+  Cursor at{blockIdx.x * problem.run * problem.rows};
   const auto copy_weight = [&](u32 stage) {
-    shared.full[stage].arrive_expecting(sizeof(Stage));
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-      copy_box(shared.stages[stage].weight[half], weight, shared.full[stage], at.chunk * kDepth, row(half));
-    }
+    ring.barriers.full[stage].arrive_expecting(ring.stage_bytes());
+    Layout::copy(ring.weight(stage), weight, ring.barriers.full[stage], at);
   };
   const auto copy_x = [&](u32 stage, u32 chunk) {
-    copy_box(shared.stages[stage].x, x, shared.full[stage], chunk * kDepth, 0);
+    CopyBarrier& done = ring.barriers.full[stage];
+    if (blocks == 1) {
+      copy_box(ring.x(stage), x, done, chunk * kDepth, 0);
+    } else {
+      copy_box_to_all(ring.x(stage) + mine * kRowBytes, x, done, blocks, chunk * kDepth, mine);
+    }
   };
 
-  for (u32 i = 0; i < first; ++i, at.advance(problem.chunks)) copy_weight(i);
+  if (count <= first + problem.early) let_successor_begin();
+  for (u32 i = 0; i < first; ++i, at.advance(problem)) copy_weight(i);
+  prefetch_map(x);
   const Cursor behind_ring = at;
-  for (u32 i = first; i < min(count, first + problem.prefetched); ++i, at.advance(problem.chunks)) {
-    for (u32 half = 0; half < 2; ++half) prefetch_box(weight, at.chunk * kDepth, row(half));
+  for (u32 i = first; i < min(count, first + problem.prefetched); ++i, at.advance(problem)) {
+    Layout::prefetch(weight, at);
   }
   at = behind_ring;
-  if (count <= first + problem.early) let_successor_begin();
   wait_for_predecessor();
-  for (u32 i = 0; i < first; ++i) copy_x(i, (run.begin + i) % problem.chunks);
-  for (u32 i = first; i < count; ++i, at.advance(problem.chunks)) {
-    const u32 stage = i % kStages;
+  for (u32 i = 0; i < first; ++i) copy_x(i, i % problem.chunks);
+  Slot slot{first == ring.stages ? 0 : first, 0};
+  for (u32 i = first; i < count; ++i, at.advance(problem), slot.advance(ring.stages)) {
     if (i + problem.early == count) let_successor_begin();
-    shared.empty[stage].wait(i / kStages % 2 ^ 1);
-    copy_weight(stage);
-    copy_x(stage, at.chunk);
+    ring.barriers.empty[slot.stage].wait(slot.parity);
+    copy_weight(slot.stage);
+    copy_x(slot.stage, at.chunk);
   }
-  if (problem.early == 0) let_successor_begin();
-}
-
-// RMSNorm's factor of each token, from the sums of squares that the product before left (W normed(x) = factor W x,
-// with the norm's weight already in x).
-__device__ inline void find_scales(SkinnyShared& shared, const Problem& problem) {
-  for (u32 token = threadIdx.x % 32; token < kTokens; token += 32) {
-    float squares = 0.0f;
-#pragma unroll 8
-    for (u32 tile = 0; tile < problem.square_tiles; ++tile) {
-      squares += __ldcg(problem.squares + tile * kMostTokens + token);
-    }
-    shared.scale[token] = problem.squares ? rsqrtf(squares / problem.width + problem.eps) : 1.0f;
-  }
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) shared.scaled.arrive();
+  let_successor_begin();
 }
 
 using Sums = float[kTokens / 2];
 
-// Leaves this block's part of a tile; true in the block that came last, with all parts added in order.
-__device__ inline bool combine(SkinnyShared& shared, const Problem& problem, u32 tile, Sums& sums) {
-  constexpr u32 kWords = kTokens / 8;
-  const u32 begin = tile * problem.chunks;
-  const u32 first = block_of(problem, begin), end = block_of(problem, begin + problem.chunks - 1) + 1;
-  // A block's run has at most two unfinished tiles: its first and its last.
-  const u32 second_of_first = run_of(problem, first).begin < begin;
-  const auto part = [&](u32 block) {
-    return problem.partial + (2 * block + (block == first ? second_of_first : 0)) * kWords * kConsumers + threadIdx.x;
+template <class Ending>
+__device__ inline void consume(const Ring& ring, const Problem& problem, const Ending& ending) {
+  const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32, blocks = blocks_of_cluster();
+  const u32 row = threadIdx.x / 32 * 16;  // this warp's first, of the tile
+  Slot slot, oldest;                      // oldest: the first not given back
+  const auto give_back = [&] {
+    if (lane < blocks) ring.barriers.empty[oldest.stage].arrive_at(lane);
+    oldest.advance(ring.stages);
   };
-  float4* mine = part(blockIdx.x);
-#pragma unroll
-  for (u32 i = 0; i < kWords; ++i) {
-    __stcg(mine + i * kConsumers, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-  }
-  __threadfence();
-  synchronize_consumers();
-  if (threadIdx.x == 0) shared.last = atomicAdd(&problem.arrivals[tile], 1u) == end - first - 1;
-  synchronize_consumers();
-  if (!shared.last) return false;
-  __threadfence();
-  if (threadIdx.x == 0) problem.arrivals[tile] = 0;
-#pragma unroll
-  for (u32 i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
-#pragma unroll kTokens <= 16 ? 4 : 2
-  for (u32 block = first; block < end; ++block) {
-    const float4* source = part(block);
-#pragma unroll
-    for (u32 i = 0; i < kWords; ++i) {
-      const float4 added = __ldcg(source + i * kConsumers);
-      sums[4 * i] += added.x, sums[4 * i + 1] += added.y, sums[4 * i + 2] += added.z, sums[4 * i + 3] += added.w;
-    }
-  }
-  return true;
-}
-
-template <class Epilogue>
-__device__ inline void finish(SkinnyShared& shared, const Problem& problem, u32 tile, const Sums& sums,
-                              const Epilogue& epilogue) {
-  const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
-  shared.scaled.wait(0);
-#pragma unroll
-  for (u32 base = 0; base < kTokens; base += kStagedTokens) {
-    if (base >= problem.tokens) break;
-    synchronize_consumers();
-#pragma unroll
-    for (u32 i = 0; i < kStagedTokens / 8; ++i) {
-#pragma unroll
-      for (u32 k = 0; k < 4; ++k) {
-        shared.staged[(i * 8 + column + k % 2) * kStagedStride + row + k / 2 * 8] = sums[(base / 8 + i) * 4 + k];
-      }
-    }
-    synchronize_consumers();
-    epilogue.write(shared, problem, tile, base);
-  }
-}
-
-template <class Epilogue>
-__device__ inline void consume(SkinnyShared& shared, const Problem& problem, const Epilogue& epilogue) {
-  const Run run = run_of(problem, blockIdx.x);
-  const u32 half = threadIdx.x / 128;
-  u32 stage = 0, parity = 0;
-  for (u32 place = run.begin; place < run.end;) {
-    const u32 tile = place / problem.chunks, tile_begin = tile * problem.chunks;
-    const u32 stop = min(run.end, tile_begin + problem.chunks);
-    const bool whole = place == tile_begin && stop == tile_begin + problem.chunks;
+  for (u32 tile = blockIdx.x * problem.run; tile < (blockIdx.x + 1) * problem.run; ++tile) {
     Sums sums = {};
-    for (; place < stop; ++place) {
-      shared.full[stage].wait(parity);
-      const u32 a = shared_address(shared.stages[stage].weight[half]), b = shared_address(shared.stages[stage].x);
+    for (u32 chunk = 0; chunk < problem.chunks; ++chunk, slot.advance(ring.stages)) {
+      ring.barriers.full[slot.stage].wait(slot.parity);
+      const u64 a = operand(shared_address(ring.weight(slot.stage)) + group * kGroupRows * kRowBytes, 1024);
+      const u64 b = operand(shared_address(ring.x(slot.stage)), 1024);
       begin_products();
 #pragma unroll
-      for (u32 k = 0; k < kDepth; k += 16) multiply_narrow(sums, operand(a + k * 2, 1024), operand(b + k * 2, 1024));
+      for (u32 k = 0; k < kDepth / 16; ++k) multiply_narrow(sums, a + 2 * k, b + 2 * k);  // 16-byte units
       commit_products();
-      wait_products<0>(sums);
-      if (threadIdx.x % 32 == 0) shared.empty[stage].arrive();
-      if (++stage == kStages) stage = 0, parity ^= 1;
+      wait_products<1>();
+      if (chunk > 0) give_back();
     }
-    if (whole || combine(shared, problem, tile, sums)) finish(shared, problem, tile, sums, epilogue);
+    wait_products<0>(sums);
+    give_back();
+    if (row < problem.rows) ending.write(sums, problem, tile * problem.rows + row);
   }
 }
 
-template <class Epilogue>
+template <class Layout, class Ending>
 __device__ inline void skinny_gemm(const TensorMap& weight, const TensorMap& x, const Problem& problem,
-                                   const Epilogue& epilogue) {
+                                   const Ending& ending) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  SkinnyShared& shared = *reinterpret_cast<SkinnyShared*>(memory);
+  const Ring ring{*reinterpret_cast<SkinnyBarriers*>(memory), problem.stages, problem.rows * kRowBytes};
+  const u32 groups = (problem.rows + kGroupRows - 1) / kGroupRows, blocks = blocks_of_cluster();
   if (threadIdx.x == 0) {
-    for (u32 i = 0; i < kStages; ++i) {
-      shared.full[i].init(1);
-      shared.empty[i].init(kConsumers / 32);
+    for (u32 i = 0; i < problem.stages; ++i) {
+      ring.barriers.full[i].init(1);
+      ring.barriers.empty[i].init(blocks * groups * 4);
     }
-    shared.scaled.init(1);
     fence_barrier_init();
   }
   __syncthreads();
+  if (blocks > 1) wait_for_cluster();  // a block's barriers are there before another arrives at them
   const u32 warp = threadIdx.x / 32;
   if (warp == kProducerWarp) {
-    if (threadIdx.x % 32 == 0) produce(shared, weight, x, problem);
-  } else if (warp == kScaleWarp) {
-    wait_for_predecessor();
-    find_scales(shared, problem);
+    if (threadIdx.x % 32 == 0) produce<Layout>(ring, weight, x, problem);
   } else {
     wait_for_predecessor();
-    consume(shared, problem, epilogue);
+    if (warp < groups * 4) consume(ring, problem, ending);
   }
+  if (blocks > 1) wait_for_cluster();  // and until the last has
 }
 
 }  // namespace blink

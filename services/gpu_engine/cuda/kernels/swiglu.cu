@@ -5,6 +5,7 @@
 #include "dependent_launch.cuh"
 #include "geometry.cuh"
 #include "step.cuh"
+#include "swiglu.cuh"
 
 namespace blink {
 
@@ -17,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(Step step, const bf16* 
   Eight gate = load(row + i);
   const Eight up = load(row + kFfn + i);
 #pragma unroll
-  for (u32 k = 0; k < 8; ++k) gate.value[k] = gate.value[k] / (1.0f + __expf(-gate.value[k])) * up.value[k];
+  for (u32 k = 0; k < 8; ++k) gate.value[k] = gated(gate.value[k], up.value[k]);
   store(out + static_cast<u64>(token) * kFfn + i, gate);
 }
 

@@ -35,6 +35,12 @@ __device__ inline void wait_products(float (&done)[kCount]) {
   settle(done);
 }
 
+// The same while no sums are looked at: between products of one chain.
+template <u32 kPending>
+__device__ inline void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
 #define BLINK_SUMS_8(d, i)                                                                                    \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
