@@ -188,7 +188,7 @@ __device__ inline MixtureItem item_of(const MixtureWork& work, u32 index) {
 // down's begin; so down reads the work list and begins to copy its weights before gate-up has ended.
 template <class Shape, bool kGateUp, u32 kInputs, u32 kOutputs>
 __device__ inline void grouped_gemm(const MixtureWork& work, const GemmOperands& operands) {
-  extern __shared__ __align__(128) bf16 memory[];
+  bf16* memory = dynamic_shared<bf16>();
   if constexpr (kGateUp) wait_for_predecessor();
   const MixtureItem item = item_of(work, blockIdx.y);
   if (item.rows == 0) {

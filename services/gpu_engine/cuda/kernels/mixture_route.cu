@@ -29,9 +29,6 @@ struct GroupShared {
   u32 next[kRouteWarps][kExperts];
 };
 
-// 128 bytes on their way into L2.
-__device__ inline void prefetch(const bf16* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-
 // Logits of 16 tokens and 16 experts.
 __device__ inline void route_logits(RouteShared& shared, float* logits, const bf16* x, const bf16* router, u32 first,
                                     u32 tokens, u32 first_expert) {

@@ -40,6 +40,16 @@ __device__ inline float power_of_two(float x) {
   return y;
 }
 
+// 128 bytes on their way into L2.
+__device__ inline void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+
+// What the launch gave beyond the kernel's own variables.
+template <class T>
+__device__ inline T* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char dynamic_memory[];
+  return reinterpret_cast<T*>(dynamic_memory);
+}
+
 // 16 bytes to shared memory; zeros if not `valid`.
 __device__ inline void copy_async(u32 target, const void* source, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)

@@ -1,0 +1,186 @@
+// Runs a kernel's blocks one after the other on the host: what a kernel computes and which memory it touches can be
+// checked without a GPU, also with copies that land as late as they may.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__ static  // one block at a time
+#define __launch_bounds__(...)
+
+struct Dim {
+  unsigned x, y, z;
+};
+inline Dim threadIdx, blockIdx, blockDim;
+
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+using std::max;
+using std::min;
+
+// CUDA threads are contexts that run in turn, each until it waits for others.
+struct Context {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(64 << 10);
+  bool done = false;
+};
+inline std::vector<Context> contexts;
+inline ucontext_t scheduler;
+inline const std::function<void()>* running_kernel;
+
+inline void yield() { swapcontext(&contexts[threadIdx.x].context, &scheduler); }
+
+class Barrier {
+ public:
+  explicit Barrier(unsigned size) : size_(size) {}
+  void wait() {
+    const unsigned mine = round_;
+    if (++arrived_ == size_) {
+      arrived_ = 0;
+      ++round_;
+    }
+    while (round_ == mine) yield();
+  }
+
+ private:
+  unsigned size_, arrived_ = 0, round_ = 0;
+};
+
+struct Warp {
+  Barrier barrier{32};
+  uint64_t slot[32];
+  float a[16][16], b[16][8];  // operands of a matrix instruction
+};
+inline std::unique_ptr<Barrier> block_barrier;
+inline std::vector<Warp> warps;
+inline Warp& this_warp() { return warps[threadIdx.x / 32]; }
+
+inline void run_context() {
+  (*running_kernel)();
+  contexts[threadIdx.x].done = true;
+}
+
+inline void run_block(unsigned threads) {
+  block_barrier = std::make_unique<Barrier>(threads);
+  warps.assign(threads / 32, Warp());
+  for (Context& each : contexts) {
+    getcontext(&each.context);
+    each.done = false;
+    each.context.uc_stack = {each.stack.data(), 0, each.stack.size()};
+    each.context.uc_link = &scheduler;
+    makecontext(&each.context, run_context, 0);
+  }
+  for (unsigned left = threads; left > 0;) {
+    for (unsigned i = 0; i < threads; ++i) {
+      if (contexts[i].done) continue;
+      threadIdx = {i, 0, 0};
+      swapcontext(&scheduler, &contexts[i].context);
+      left -= contexts[i].done;
+    }
+  }
+}
+
+inline void launch(Dim grid, unsigned threads, const std::function<void()>& kernel) {
+  blockDim = {threads, 1, 1};
+  running_kernel = &kernel;
+  contexts = std::vector<Context>(threads);
+  for (unsigned y = 0; y < grid.y; ++y) {
+    for (unsigned x = 0; x < grid.x; ++x) {
+      blockIdx = {x, y, 0};
+      run_block(threads);
+    }
+  }
+}
+
+inline void __syncthreads() { block_barrier->wait(); }
+inline void __syncwarp() { this_warp().barrier.wait(); }
+inline void __threadfence() {}
+
+template <class T>
+T exchange(T value, unsigned source) {
+  Warp& warp = this_warp();
+  std::memcpy(&warp.slot[threadIdx.x % 32], &value, sizeof value);
+  warp.barrier.wait();
+  T found;
+  std::memcpy(&found, &warp.slot[source % 32], sizeof found);
+  warp.barrier.wait();
+  return found;
+}
+
+template <class T>
+T __shfl_sync(unsigned, T value, unsigned lane) {
+  return exchange(value, lane);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+  return exchange(value, threadIdx.x % 32 ^ mask);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned distance) {
+  const unsigned lane = threadIdx.x % 32;
+  return exchange(value, lane >= distance ? lane - distance : lane);
+}
+inline unsigned __match_any_sync(unsigned, unsigned value) {
+  Warp& warp = this_warp();
+  warp.slot[threadIdx.x % 32] = value;
+  warp.barrier.wait();
+  unsigned same = 0;
+  for (unsigned i = 0; i < 32; ++i) same |= static_cast<unsigned>(warp.slot[i] == value) << i;
+  warp.barrier.wait();
+  return same;
+}
+
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline unsigned atomicAdd(unsigned* target, unsigned value) {
+  const unsigned before = *target;
+  *target += value;
+  return before;
+}
+template <class T>
+T __ldcg(const T* source) {
+  return *source;
+}
+template <class T>
+void __stcg(T* target, T value) {
+  *target = value;
+}
+template <class To, class From>
+To bits_as(From value) {
+  To result;
+  std::memcpy(&result, &value, sizeof result);
+  return result;
+}
+inline float __int_as_float(int value) { return bits_as<float>(value); }
+inline float __uint_as_float(unsigned value) { return bits_as<float>(value); }
+inline float __expf(float x) { return std::exp(x); }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline unsigned char dynamic_memory[256 << 10];
+inline size_t __cvta_generic_to_shared(const void* pointer) {
+  return static_cast<const unsigned char*>(pointer) - dynamic_memory;
+}
+
+// Two floats as bfloat16, rounded to nearest even.
+inline unsigned pack_pair(float low, float high) {
+  const auto round = [](float value) {
+    const auto bits = bits_as<uint32_t>(value);
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  };
+  return round(low) | round(high) << 16;
+}

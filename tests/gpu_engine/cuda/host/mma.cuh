@@ -1,0 +1,75 @@
+// The instructions of kernels/mma.cuh in C++.
+#pragma once
+
+#include "bf16.cuh"
+
+namespace blink {
+
+struct Copy {
+  unsigned char* target;
+  const void* source;
+  bool valid;
+};
+inline bool late_copies = false;             // they land when they are waited for, else at once
+inline std::vector<Copy> open_copies[1024];  // of each thread
+inline std::deque<std::vector<Copy>> copy_groups[1024];
+
+inline void land(const Copy& copy) {
+  if (copy.valid)
+    std::memcpy(copy.target, copy.source, 16);
+  else
+    std::memset(copy.target, 0, 16);
+}
+
+inline void copy_async(u32 target, const void* source, bool valid) {
+  if (target % 16 || reinterpret_cast<uintptr_t>(source) % 16) std::abort();
+  const Copy copy = {dynamic_memory + target, source, valid};
+  if (late_copies)
+    open_copies[threadIdx.x].push_back(copy);
+  else
+    land(copy);
+}
+
+inline void commit_copies() {
+  copy_groups[threadIdx.x].push_back(std::move(open_copies[threadIdx.x]));
+  open_copies[threadIdx.x].clear();
+}
+
+template <u32 kPending>
+void wait_copies() {
+  auto& groups = copy_groups[threadIdx.x];
+  for (; groups.size() > kPending; groups.pop_front()) {
+    for (const Copy& copy : groups.front()) land(copy);
+  }
+}
+
+inline void prefetch(const void*) {}
+inline float power_of_two(float x) { return std::exp2(x); }
+
+template <class T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(dynamic_memory);
+}
+
+inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  Warp& warp = this_warp();
+  const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const auto put = [](float* pair, u32 value) { pair[0] = low_half(value), pair[1] = high_half(value); };
+  put(&warp.a[g][2 * c], a0);
+  put(&warp.a[g + 8][2 * c], a1);
+  put(&warp.a[g][2 * c + 8], a2);
+  put(&warp.a[g + 8][2 * c + 8], a3);
+  for (u32 i = 0; i < 2; ++i) {
+    warp.b[2 * c + i][g] = i ? high_half(b0) : low_half(b0);
+    warp.b[2 * c + 8 + i][g] = i ? high_half(b1) : low_half(b1);
+  }
+  warp.barrier.wait();
+  for (u32 i = 0; i < 4; ++i) {
+    float sum = 0;
+    for (u32 k = 0; k < 16; ++k) sum += warp.a[g + i / 2 * 8][k] * warp.b[k][2 * c + i % 2];
+    d[i] += sum;
+  }
+  warp.barrier.wait();
+}
+
+}  // namespace blink
