@@ -13,6 +13,7 @@ import grpc
 from blink.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from google.protobuf.json_format import MessageToJson
 
+from services.cli.channel import open_channel
 from services.cli.errors import CommandError, StoppedError, from_rpc
 
 CALL_SECONDS = 10.0  # for everything but the generation itself
@@ -55,7 +56,7 @@ def generate(options: Options) -> None:
     """Run the command. Raises CommandError; an interrupt cancels the generation and becomes a StoppedError."""
     prompt = _read_prompt() if options.prompt == "-" else options.prompt
     output = _Output(options.json)
-    with grpc.insecure_channel(options.address) as channel:
+    with open_channel(options.address) as channel:
         call = _start(channel, options, prompt)
         try:
             for response in call:
@@ -79,7 +80,7 @@ class TextStream:
 
     def __init__(self, address: str, prompt: str, max_tokens: int) -> None:
         self._options = Options(prompt, address, temperature=0.0, max_tokens=max_tokens)
-        self._channel = grpc.insecure_channel(address)
+        self._channel = open_channel(address)
 
     def run(self, write: Callable[[str], object]) -> None:
         """Pass on the text as it comes. Raises CommandError, also after ``close`` from another thread."""

@@ -25,9 +25,9 @@ def require_free(ring: Path, instance: str) -> None:
         return  # there is none, or bootstrap will say what is wrong with it
 
 
-def remove_leftovers(ring: Path, address: str, sockets: Iterable[Path], figures: Path) -> None:
-    """Remove a ring that no living process owns, and with it the sockets of the handshake and of gateway workers, and
-    the directory of the workers' figures."""
+def remove_leftovers(ring: Path, address: str, files: Iterable[Path], figures: Path) -> None:
+    """Remove a ring that no living process owns, and with it the socket of the handshake, the ``files`` of gateway
+    workers and the directory of their figures."""
     try:
         with ring.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,7 +37,7 @@ def remove_leftovers(ring: Path, address: str, sockets: Iterable[Path], figures:
     except BlockingIOError:
         return  # another instance of the same name has started meanwhile
     if address.startswith(UNIX_PREFIX):
-        sockets = [*sockets, Path(address.removeprefix(UNIX_PREFIX))]
-    for path in sockets:
+        files = [*files, Path(address.removeprefix(UNIX_PREFIX))]
+    for path in files:
         path.unlink(missing_ok=True)
     shutil.rmtree(figures, ignore_errors=True)

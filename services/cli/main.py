@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Fetch and list models.", no_args_is_help=True)
 app.add_typer(models, name="model")
+keys = typer.Typer(help="API keys for callers of a gateway.", no_args_is_help=True)
+app.add_typer(keys, name="key")
 
 
 def _address(text: str) -> str:
@@ -208,6 +210,22 @@ def model_list() -> None:
     from services.cli.model import show
 
     show()
+
+
+@keys.command("new")
+def key_new(
+    name: Annotated[str, typer.Argument(help="Who gets the key; logs show this name.")],
+    requests_per_minute: Annotated[
+        float | None, typer.Option(parser=between(0.001, 1e9), metavar="NUMBER", help="Limit over all workers.")
+    ] = None,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Limit of requests under way, over all workers.")
+    ] = None,
+) -> None:
+    """Make a key and print it with the lines for the gateway's key file, which hold its hash alone."""
+    from services.cli.key import new
+
+    new(name, requests_per_minute, concurrent_requests)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.channel import open_channel
 from services.cli.errors import CommandError, from_rpc
 
 CALL_SECONDS = 3.0
@@ -35,7 +36,7 @@ class Sample:
 
 def status(address: str, watch: bool, interval: float, as_json: bool) -> None:
     """Run the command. Raises CommandError when the gateway or the engine is not there."""
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         if watch:
             _watch(stub, address, interval)

@@ -25,6 +25,7 @@ from services.cli.model import fetch
 from services.cli.report import Report
 from services.cli.supervisor import Supervisor
 from services.common.runtime import runtime_directory
+from services.dpu_gateway.access.limits import limits_path
 from services.dpu_gateway.metrics.sharing import SharedFigures
 from services.dpu_gateway.peers import socket_path
 from services.dpu_gateway.settings import GatewaySettings
@@ -103,9 +104,10 @@ def up(options: UpOptions) -> None:
             supervisor.stop(limit)
             if bootstrap.was_ready:
                 directory, instance = runtime_directory(), bootstrap_settings.instance
-                sockets = [socket_path(directory, instance, worker) for worker in range(options.workers)]
+                files = [socket_path(directory, instance, worker) for worker in range(options.workers)]
+                files.append(limits_path(directory, instance))
                 figures = SharedFigures.directory(directory, instance)
-                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, sockets, figures)
+                remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, files, figures)
     if sample and sample.error:
         raise sample.error
     if not supervisor.served:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -10,8 +9,9 @@ import grpc
 from blink.v1 import control_pb2 as pb
 from blink.v1 import control_pb2_grpc
 
-from services.dpu_gateway.errors import GatewayError, Overload, UnavailableError
-from services.dpu_gateway.link import EngineLink
+from services.dpu_gateway.errors import GatewayError, UnavailableError
+from services.dpu_gateway.generation import Generations
+from services.dpu_gateway.service import require_caller
 from services.dpu_gateway.session import Session
 from services.ring.errors import RingError
 from services.ring.schema import EngineState, LanePhase
@@ -28,11 +28,9 @@ ENGINE_STATES = {
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """``overloads`` is the worker's own count, which goes on over re-attachments."""
-
-    def __init__(self, link: EngineLink, overloads: Mapping[Overload, int], retry_after: float) -> None:
-        self._link = link
-        self._overloads = overloads
+    def __init__(self, generations: Generations, retry_after: float) -> None:
+        self._generations = generations
+        self._link = generations.link
         self._retry_after = retry_after
 
     async def GetModelInfo(  # noqa: N802 - the name is the API's
@@ -40,6 +38,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         request: pb.GetModelInfoRequest,
         context: grpc.aio.ServicerContext[pb.GetModelInfoRequest, pb.GetModelInfoResponse],
     ) -> pb.GetModelInfoResponse:
+        await require_caller(self._generations, context)
         model = self._link.model
         if model is None:
             await _abort(context, UnavailableError("no model is known yet: no engine was attached", self._retry_after))
@@ -57,8 +56,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetLoad(  # noqa: N802
         self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
+        await require_caller(self._generations, context)
         load = self._engine_load()
-        load.overload.CopyFrom(pb.Overload(**{cause.value: count for cause, count in self._overloads.items()}))
+        overloads = self._generations.overloads  # the worker's own count, which goes on over re-attachments
+        load.overload.CopyFrom(pb.Overload(**{cause.value: count for cause, count in overloads.items()}))
         return load
 
     def _engine_load(self) -> pb.GetLoadResponse:

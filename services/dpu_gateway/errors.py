@@ -61,6 +61,12 @@ class FieldError(GatewayError):
         return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
+class UnauthenticatedError(GatewayError):
+    """No API key, or one that is not known."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
 class ModelNotFoundError(GatewayError):
     code = grpc.StatusCode.NOT_FOUND
 
@@ -88,6 +94,8 @@ class Overload(StrEnum):
     ARENA_FULL = "arena_full"
     QUEUE_FULL = "queue_full"
     SLOW_READER = "slow_reader"
+    RATE_LIMIT = "rate_limit"
+    CONCURRENCY_LIMIT = "concurrency_limit"
 
 
 class OverloadedError(RetryableError):

@@ -9,7 +9,15 @@ from collections.abc import Awaitable, Callable
 from blink.v1 import inference_pb2 as pb
 
 from services.common.logging import bound_request, get_logger
-from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError, UnavailableError
+from services.dpu_gateway.access.callers import Access, Caller
+from services.dpu_gateway.errors import (
+    FieldError,
+    GatewayError,
+    Overload,
+    OverloadedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.metrics.gateway import GatewayMetrics
 from services.dpu_gateway.metrics.request import RequestMetrics
@@ -35,11 +43,12 @@ Write = Callable[[pb.GenerateResponse], Awaitable[object]]
 class Generations:
     """The worker's one way to the ring. Events are those of blink.v1, in the order that inference.proto promises."""
 
-    def __init__(self, link: EngineLink, metrics: GatewayMetrics, retry_after: float) -> None:
+    def __init__(self, link: EngineLink, metrics: GatewayMetrics, access: Access, retry_after: float) -> None:
         self.link = link
         self.draining = False
         self.overloads: Counter[Overload] = Counter()
         self._metrics = metrics
+        self._access = access
         self._retry_after = retry_after
         self._log = get_logger()
         self._idle = asyncio.Event()
@@ -60,7 +69,15 @@ class Generations:
             raise UnavailableError("the gateway is stopping", self._retry_after)
         return self.link.require_session()
 
-    async def run(self, message: pb.GenerateRequest | FieldError, write: Write) -> None:
+    def identify(self, authorization: str | None) -> Caller:
+        """Who calls, by the ``Authorization`` that came with the call. Raises UnauthenticatedError."""
+        try:
+            return self._access.identify(authorization)
+        except UnauthenticatedError as error:
+            self._metrics.refused(error)
+            raise
+
+    async def run(self, message: pb.GenerateRequest | FieldError, caller: Caller, write: Write) -> None:
         """Await ``write`` with each event until the end. To end it early, cancel the task: that cancels in the engine.
 
         ``message`` may be why there is none: a request that could not even be read is refused here like any other.
@@ -74,7 +91,8 @@ class Generations:
                 raise message
             session = self.require_session()
             request = parse_request(message, session.model.limits)
-            with bound_request(request.request_id):
+            names = {"caller": caller.name} if caller.name else {}
+            with bound_request(request.request_id, **names), caller.admitted():
                 await self._run(session, request, metrics, write)
         except GatewayError as error:
             if isinstance(error, OverloadedError):

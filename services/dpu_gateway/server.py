@@ -58,11 +58,13 @@ def build_server(
     return server
 
 
-def listen(server: grpc.aio.Server, address: str) -> int:
+def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
     """Bind ``address`` (HOST:PORT or unix:PATH); the port, 0 or 1 for a unix socket. Raises PortError."""
     if address.startswith("unix:"):
         Path(address.removeprefix("unix:")).unlink(missing_ok=True)  # left by a worker that was killed
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise PortError(f"cannot listen on {address}: is the port in use, or the address not this host's?") from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 from blink.v1 import inference_pb2 as pb
 
-from services.dpu_gateway.errors import FieldError, GatewayError
+from services.dpu_gateway.errors import FieldError, GatewayError, UnauthenticatedError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.peers import Peers, is_forwarded
 from services.dpu_gateway.wire import lenient_parser
@@ -14,6 +16,21 @@ SERVICE = "blink.v1.Inference"
 
 GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 AbortContext = grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
+
+
+def authorization(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    """The call's ``authorization`` metadata."""
+    found = (value for key, value in context.invocation_metadata() or () if key == "authorization")
+    value = next(found, None)
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+async def require_caller(generations: Generations, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """End the call with UNAUTHENTICATED unless whoever makes it is known."""
+    try:
+        generations.identify(authorization(context))
+    except UnauthenticatedError as error:
+        await context.abort(error.code, str(error), error.trailing_metadata())
 
 
 class InferenceService:
@@ -37,13 +54,16 @@ class InferenceService:
 
     async def generate(self, message: pb.GenerateRequest | FieldError, context: GenerateContext) -> None:
         try:
-            await self._generations.run(message, context.write)
+            caller = self._generations.identify(authorization(context))
+            await self._generations.run(message, caller, context.write)
         except GatewayError as error:
             await context.abort(error.code, str(error), error.trailing_metadata())
 
     async def abort(self, message: pb.AbortRequest | FieldError, context: AbortContext) -> pb.AbortResponse:
         if isinstance(message, FieldError):
             await context.abort(message.code, str(message), message.trailing_metadata())
+        if not is_forwarded(context):
+            await require_caller(self._generations, context)
         session = self._generations.link.session
         found = session is not None and session.abort(message.request_id)
         if not is_forwarded(context):  # also when found here: ids are unique in one worker only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -29,6 +30,12 @@ class GatewaySettings(RingAccessSettings):
     bootstrap: str = Field("", description="gRPC target of the bootstrap; default the instance's unix socket")
     bootstrap_name: str = Field("", description="name in the bootstrap's certificate, if not the target's host")
     model_fingerprint: str = Field("", pattern="^([0-9a-f]{64})?$", description="serve no other model than this one")
+
+    tls_certificate: Path | None = Field(None, description="PEM chain; with it both addresses speak TLS alone")
+    tls_key: Path | None = Field(None, description="PEM key of the certificate")
+    tls_client_authority: Path | None = Field(None, description="PEM authorities of the clients that may connect")
+
+    api_keys: Path | None = Field(None, description="TOML file of API keys (blink key new); none lets anybody call")
 
     encode_threads: int = Field(0, ge=0, le=64, description="threads that tokenize; 0 takes one for each available CPU")
     poll_fast_us: int = Field(
@@ -71,6 +78,15 @@ class GatewaySettings(RingAccessSettings):
                 f"bootstrap is {self.bootstrap!r}: beyond a unix socket the handshake is over TLS, which needs "
                 "handshake_certificate, handshake_key and handshake_authority"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_files_come_together(self) -> Self:
+        if (self.tls_certificate is None) is not (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_certificate"
+            raise ValueError(f"{missing} is missing: a certificate and its key go together")
+        if self.tls_client_authority is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_authority needs tls_certificate and tls_key")
         return self
 
     @property

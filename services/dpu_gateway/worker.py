@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import uvloop
 
 from services.common.logging import get_logger
 from services.common.runtime import bootstrap_address, runtime_directory
+from services.dpu_gateway.access.callers import Access
+from services.dpu_gateway.access.keys import KeyFile
+from services.dpu_gateway.access.limits import Limits, limits_path
 from services.dpu_gateway.control import ControlService
 from services.dpu_gateway.errors import UnavailableError
 from services.dpu_gateway.generation import Generations
@@ -23,6 +27,7 @@ from services.dpu_gateway.peers import Peers, socket_path
 from services.dpu_gateway.server import Health, build_server, listen
 from services.dpu_gateway.service import InferenceService
 from services.dpu_gateway.settings import GatewaySettings
+from services.dpu_gateway.tls import IngressTls
 from services.dpu_gateway.tokenizer import EncodePools
 
 LAST_WORDS = 1.0  # seconds for the statuses of ended streams to leave
@@ -44,9 +49,10 @@ class Worker:
         )
         self._peers = Peers(directory, settings.instance, settings.worker)
         self._figures = figures
-        self.generations = Generations(self.link, metrics, settings.retry_after)
+        self._access = _access(settings, directory)
+        self.generations = Generations(self.link, metrics, self._access, settings.retry_after)
         inference = InferenceService(self.generations, self._peers)
-        controller = ControlService(self.link, self.generations.overloads, settings.retry_after)
+        controller = ControlService(self.generations, settings.retry_after)
         self._server = build_server(settings, inference, controller, self._health)
         exposition = Exposition(self.link, metrics.collect if figures is None else figures.collect)
         api = HttpApi(
@@ -55,7 +61,8 @@ class Worker:
             retry_after=settings.retry_after,
             max_body_bytes=settings.max_message_bytes,
         )
-        self._http = HttpServer(api.app(), settings.http_keep_alive)
+        self._tls = _ingress_tls(settings)
+        self._http = HttpServer(api.app(), settings.http_keep_alive, self._tls.http() if self._tls else None)
         self._socket = socket_path(directory, settings.instance, settings.worker)
         self._log = get_logger()
         self.port = self.http_port = 0
@@ -63,7 +70,7 @@ class Worker:
     async def start(self) -> None:
         """Listen and begin to attach. Raises PortError."""
         await self._health.report(False)
-        self.port = listen(self._server, self._settings.listen)
+        self.port = listen(self._server, self._settings.listen, self._tls.grpc() if self._tls else None)
         listen(self._server, f"unix:{self._socket}")
         await self._server.start()
         if self._settings.serves_http:
@@ -108,9 +115,30 @@ class Worker:
         await asyncio.wait([self.link_task])
         await self._peers.close()
         self._pools.shutdown()
+        self._access.close()
         self._socket.unlink(missing_ok=True)
         if self._figures is not None:
             self._figures.remove()
+
+
+def _access(settings: GatewaySettings, directory: Path) -> Access:
+    if settings.api_keys is None:
+        return Access()
+    limits = Limits(limits_path(directory, settings.instance), settings.worker, settings.retry_after)
+    return Access(KeyFile(settings.api_keys), limits)
+
+
+def _ingress_tls(settings: GatewaySettings) -> IngressTls | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    return IngressTls(settings.tls_certificate, settings.tls_key, settings.tls_client_authority)
+
+
+def _allow_many_connections() -> None:
+    """Take as many file descriptors as the system lets us have: each connection needs one, and the usual soft limit of
+    1,024 would let idle ones keep out everybody else."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def serve(settings: GatewaySettings) -> int:
@@ -134,4 +162,5 @@ async def serve(settings: GatewaySettings) -> int:
 
 
 def main(settings: GatewaySettings) -> int:
+    _allow_many_connections()
     return uvloop.run(serve(settings))

@@ -11,6 +11,7 @@ from blink.v1 import inference_pb2 as pb
 from pydantic_core import to_json
 from starlette.types import Send
 
+from services.dpu_gateway.access.callers import Caller
 from services.dpu_gateway.errors import GatewayError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.http.errors import from_gateway
@@ -46,12 +47,14 @@ class Answer:
         messages: Sequence[pb.GenerateRequest],
         format_: Format,
         *,
+        caller: Caller,
         request_id: str,
         model: str,
         repeats: int,
     ) -> None:
         self._generations = generations
         self._messages = messages
+        self._caller = caller
         self._format = format_
         self._id = request_id
         self._head: Json = {"id": request_id, "object": "", "created": int(time.time()), "model": model}
@@ -123,7 +126,7 @@ class Answer:
             raise errors.exceptions[0] from None
 
     async def _one(self, choice: Choice, message: pb.GenerateRequest, write: _Write) -> None:
-        await self._generations.run(message, lambda event: write(choice, event))
+        await self._generations.run(message, self._caller, lambda event: write(choice, event))
 
     async def _collect(self, choice: Choice, event: pb.GenerateResponse) -> None:
         if event.HasField("accepted"):

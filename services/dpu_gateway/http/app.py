@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from services.dpu_gateway.access.callers import Caller
 from services.dpu_gateway.detokenizer import Detokenizer
 from services.dpu_gateway.errors import GatewayError, UnavailableError
 from services.dpu_gateway.generation import Generations
@@ -62,6 +63,7 @@ class HttpApi:
         )
 
     async def _complete(self, headers: Headers, receive: Receive, send: Send) -> None:
+        caller = self._identify(headers)
         body = CompletionBody.read(await read_json_body(headers, receive, self._max_body_bytes))
         model = self._generations.require_session().model
         request_id = _request_id(headers, "cmpl-")
@@ -71,6 +73,7 @@ class HttpApi:
             self._generations,
             messages,
             CompletionFormat(model.decode_table, echoes),
+            caller=caller,
             request_id=request_id,
             model=model.card.name,
             repeats=body.n or 1,
@@ -79,6 +82,7 @@ class HttpApi:
         await run_while_connected(receive, work)
 
     async def _chat(self, headers: Headers, receive: Receive, send: Send) -> None:
+        caller = self._identify(headers)
         body = ChatCompletionBody.read(await read_json_body(headers, receive, self._max_body_bytes))
         model = self._generations.require_session().model
         request_id = _request_id(headers, "chatcmpl-")
@@ -87,6 +91,7 @@ class HttpApi:
             self._generations,
             messages,
             ChatFormat(model.decode_table),
+            caller=caller,
             request_id=request_id,
             model=model.card.name,
             repeats=len(messages),
@@ -95,9 +100,11 @@ class HttpApi:
         await run_while_connected(receive, work)
 
     async def _list_models(self, request: Request) -> Response:
+        self._identify(request.headers)
         return JSONResponse({"object": "list", "data": [_describe(self._model())]})
 
     async def _show_model(self, request: Request) -> Response:
+        self._identify(request.headers)
         model, name = self._model(), request.path_params["name"]
         if name != model.card.name:
             raise HttpError(
@@ -122,6 +129,9 @@ class HttpApi:
     async def _metrics(self, request: Request) -> Response:
         body, content_type = await self._exposition.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
+
+    def _identify(self, headers: Headers) -> Caller:
+        return self._generations.identify(headers.get("authorization"))
 
     def _model(self) -> Model:
         model = self._generations.link.model

@@ -10,7 +10,14 @@ import grpc
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from services.dpu_gateway.errors import FieldError, GatewayError, ModelNotFoundError, OverloadedError, RetryableError
+from services.dpu_gateway.errors import (
+    FieldError,
+    GatewayError,
+    ModelNotFoundError,
+    OverloadedError,
+    RetryableError,
+    UnauthenticatedError,
+)
 
 STATUS_OF = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -70,8 +77,8 @@ def from_gateway(error: GatewayError) -> HttpError:
     if isinstance(error, FieldError):
         param = parameter(error.field)
         return HttpError(status, f"{param} {error.problem}", param)
-    code = None
-    headers = {}
+    code = "invalid_api_key" if isinstance(error, UnauthenticatedError) else None
+    headers = {"www-authenticate": "Bearer"} if code else {}
     if isinstance(error, OverloadedError):
         code = error.cause.value
     elif isinstance(error, ModelNotFoundError):

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds on what it leaves unbounded: a request's head, and the time it may take."""
+"""uvicorn's HTTP protocol with bounds on what it leaves unbounded: a request's head, and a client's time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 MAX_HEAD_BYTES = 32 << 10  # request line and headers
 HEAD_SECONDS = 20.0  # from a connection, or a request's first byte, to the end of its headers
 BODY_SECONDS = 60.0  # from there to the end of its body
+WRITE_SECONDS = 30.0  # for a client to read some of an answer that fills the socket
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections that send their request too slowly, and answers 431 to those that send too long a head."""
+    """Closes connections that send their request, or read their answer, too slowly, and answers 431 to those that send
+    too long a head."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # of the request
+        self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -26,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -48,6 +52,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._expect_nothing()
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # abort and not close: what lies in the buffer will never be read
+        self._write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ CLOSE_SECONDS = 1  # for answers that were ended to leave
 
 
 class HttpServer:
-    """``start``, then ``stop``. ``keep_alive`` in seconds is how long an idle connection may stay."""
+    """``start``, then ``stop``. ``keep_alive`` in seconds is how long an idle connection may stay; ``tls`` makes it
+    HTTPS."""
 
-    def __init__(self, app: ASGIApp, keep_alive: int) -> None:
+    def __init__(self, app: ASGIApp, keep_alive: int, tls: ssl.SSLContext | None = None) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a client's broken request is no event of ours
         config = uvicorn.Config(
             app,
@@ -38,6 +40,7 @@ class HttpServer:
             backlog=BACKLOG,
         )
         config.load()
+        config.ssl = tls
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         self._socket: socket.socket | None = None

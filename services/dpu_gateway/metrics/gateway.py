@@ -10,6 +10,8 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics_core import Metric
 
+from services.dpu_gateway.errors import GatewayError, OverloadedError
+
 disable_created_metrics()  # type: ignore[no-untyped-call]  # shared figures can't tell when a series began
 
 # Seconds. A token takes 3 to 10 ms on one GPU, a first token 5 to 50; the long ends are queues.
@@ -144,6 +146,11 @@ class GatewayMetrics:
                 ends={end: self._ends.labels(name, end.value) for end in End},
             )
         return metrics
+
+    def refused(self, error: GatewayError) -> None:
+        """A request was refused before it was queued."""
+        reason = error.cause.value if isinstance(error, OverloadedError) else error.code.name.lower()
+        self.rejected.labels(reason).inc()
 
     def collect(self) -> Iterable[Metric]:
         """This worker's own figures."""

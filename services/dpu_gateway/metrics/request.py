@@ -82,8 +82,7 @@ class RequestMetrics:
         self._end = End.SLOW_READER if slow else End.ERROR
         if not self._accepted:
             self._refused = True
-            reason = error.cause.value if isinstance(error, OverloadedError) else error.code.name.lower()
-            self._metrics.rejected.labels(reason).inc()
+            self._metrics.refused(error)
 
     def close(self) -> None:
         """Nothing more happens to it, whether or not anybody said how it ended."""

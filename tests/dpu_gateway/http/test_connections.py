@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -14,6 +15,13 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 async def connect(system: Gateway) -> Connection:
     return await asyncio.open_unix_connection(str(system.http_socket()))
+
+
+async def read_rest(reader: asyncio.StreamReader) -> bytes:
+    """What is left of a connection, however it ends."""
+    with suppress(ConnectionError):
+        return await reader.read()
+    return b""
 
 
 def post(body: str) -> bytes:
@@ -73,6 +81,27 @@ async def test_a_request_that_does_not_come_whole_loses_its_connection(
         writer.close()
         async with http_client(system) as client:  # and nobody else does
             assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_client_that_does_not_read_loses_its_connection_and_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.2)
+    async with gateway(Behaviour(burst=16)) as system:
+        reader, writer = await asyncio.open_unix_connection(str(system.http_socket()), limit=1 << 10)
+        body = f'{{"model": "{MODEL}", "prompt": "abc", "logprobs": 20, "stream": true}}'
+        writer.write(post(body))
+        await reader.readuntil(b"\r\n")
+        await until(lambda: system.workers[0].generations.open_streams == 0)
+        await until(lambda: system.session.free_slots == 8)
+        assert b"[DONE]" not in await read_rest(reader)
+        writer.close()
+
+
+async def test_idle_connections_keep_nobody_out() -> None:
+    async with gateway() as system, http_client(system) as client:
+        idle = [await connect(system) for _ in range(300)]
+        assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1})).json()
+        for _, writer in idle:
+            writer.close()
 
 
 async def test_what_is_no_http_is_400() -> None:

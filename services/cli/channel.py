@@ -1,0 +1,76 @@
+"""How client commands reach a gateway: in plain text, or as the environment says with TLS and an API key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from services.cli.errors import CommandError
+
+API_KEY_VARIABLE = "BLINK_API_KEY"
+AUTHORITY_VARIABLE = "BLINK_TLS_AUTHORITY"
+CERTIFICATE_VARIABLE = "BLINK_TLS_CERTIFICATE"
+KEY_VARIABLE = "BLINK_TLS_KEY"
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A channel to ``address``, with TLS when an authority is named. Raises CommandError for a file that is missing."""
+    authority, certificate, key = (
+        _read(variable) for variable in (AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE)
+    )
+    if (certificate is None) is not (key is None):
+        raise CommandError(f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} go together, one of them is not set")
+    if authority is None:
+        channel = grpc.insecure_channel(address)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate))
+    api_key = os.environ.get(API_KEY_VARIABLE)
+    return grpc.intercept_channel(channel, _WithKey(api_key)) if api_key else channel
+
+
+def _read(variable: str) -> bytes | None:
+    path = os.environ.get(variable)
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CommandError(f"{variable} is {path}: {error.strerror}") from error
+
+
+class _Details(NamedTuple):
+    """A call's details with more metadata; gRPC's own class has no constructor of ours."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: Any
+    compression: Any
+
+
+class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Sends the key with every call: gRPC's call credentials would refuse to go over a connection without TLS."""
+
+    def __init__(self, key: str) -> None:
+        self._metadata = ("authorization", f"Bearer {key}")
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_key(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_key(client_call_details), request)
+
+    def _with_key(self, details: Any) -> _Details:
+        return _Details(
+            details.method,
+            details.timeout,
+            [*(details.metadata or ()), self._metadata],
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.dpu_gateway.access.keys import KeyFile
+from tests.cli.run_blink import assert_one_line_failure, blink
+from tests.dpu_gateway.harness import gateway
+from tests.support.stand_in_engine import Behaviour
+
+
+def test_what_is_printed_is_a_key_file_that_knows_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    for name, flags in (("team-a", ["--requests-per-minute", "90", "--concurrent-requests", "4"]), ("b", [])):
+        done = blink("key", "new", name, *flags)
+        assert done.returncode == 0, done.stderr
+        (key,) = (line.removeprefix("#   ") for line in done.stdout.splitlines() if line.startswith("#   "))
+        with path.open("a") as file:
+            file.write("".join(line + "\n" for line in done.stdout.splitlines() if not line.startswith("#")))
+        found = KeyFile(path).find(key)
+        assert found is not None
+        assert found.name == name
+        assert (found.requests_per_minute, found.concurrent_requests) == ((90.0, 4) if flags else (None, None))
+        assert key not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["a b", "", "x" * 65])
+def test_a_name_that_no_file_could_hold_is_refused(name: str) -> None:
+    assert_one_line_failure(blink("key", "new", name), "must be 1 to 64")
+
+
+async def test_commands_send_the_key_of_the_environment(tmp_path: Path) -> None:
+    lines = blink("key", "new", "me").stdout.splitlines()
+    key = next(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
+    (tmp_path / "keys.toml").write_text("\n".join(line for line in lines if not line.startswith("#")))
+    async with gateway(Behaviour(), api_keys=tmp_path / "keys.toml") as system:
+        address = f"unix:{system.directory / 'api-0.sock'}"
+        arguments = ("generate", "abc", "--max-tokens", "3", "--address", address)
+        done = await asyncio.to_thread(lambda: blink(*arguments, environment={"BLINK_API_KEY": key}))
+        assert done.returncode == 0, done.stderr
+        assert_one_line_failure(await asyncio.to_thread(blink, *arguments), "UNAUTHENTICATED", "API key is needed")
