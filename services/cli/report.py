@@ -71,9 +71,9 @@ class Report:
         generate, status = command("generate", '"Hello"', *flag), command("status", "--watch", *flag)
         self.say(f"Try `{generate}` or `{status}` in another terminal; Ctrl-C drains and stops.")
 
-    def serving_http(self, address: str) -> None:
+    def serving_http(self, address: str, tls: bool) -> None:
         """The OpenAI API serves too."""
-        where = address if address.startswith("unix:") else f"http://{address}"
+        where = address if address.startswith("unix:") else f"{'https' if tls else 'http'}://{address}"
         self.say(f"OpenAI API at {where}/v1, metrics at {where}/metrics")
 
     def stopping(self) -> None:

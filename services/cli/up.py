@@ -90,7 +90,7 @@ def up(options: UpOptions) -> None:
         def on_serving() -> None:
             report.started(bootstrap_settings.model, listen, options.workers, time.monotonic() - started)
             if gateway_settings.serves_http:
-                report.serving_http(http_listen)
+                report.serving_http(http_listen, tls=gateway_settings.tls_certificate is not None)
             if sample:
                 sample.start()
 
