@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.detokenizer import DecodeTable, UnsupportedTokenizerError
+from services.dpu_gateway.fast_tokenizer import choose
 from services.dpu_gateway.request import Limits
 from services.dpu_gateway.tokenizer import EncodePools, PromptEncoder
 from services.ring.header import RingInfo
@@ -36,5 +37,12 @@ def load_model(card: bootstrap_pb2.ModelCard, info: RingInfo, pools: EncodePools
     table.extend_to(info.vocabulary_size)
     limits = Limits(card.name, info.vocabulary_size, info.max_context_tokens, info.max_top_logprobs)
     template = ChatTemplate(card.chat_template, card.bos_token, card.eos_token)
-    encoder = PromptEncoder(tokenizer, template, card.unencodable_bytes, info.max_context_tokens - 1, pools)
+    encoder = PromptEncoder(
+        tokenizer,
+        choose(card.tokenizer_json, card.unencodable_bytes),
+        template,
+        unencodable=card.unencodable_bytes,
+        max_tokens=info.max_context_tokens - 1,
+        pools=pools,
+    )
     return Model(card, limits, encoder, table, frozenset(card.eos_token_ids))

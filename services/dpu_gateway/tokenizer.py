@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.errors import FieldError
+from services.dpu_gateway.fast_tokenizer import Encode
 
 # The library's own pool has a thread for each core of the node, whatever this process may use.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -42,7 +43,7 @@ class EncodePools:
 
 
 class PromptEncoder:
-    """Text or chat messages → token ids of one model.
+    """Text or chat messages → token ids of one model, by ``encode``, whose ids are those of ``tokenizer``.
 
     ``unencodable`` are the bytes that the vocabulary has no token for and the tokenizer would silently drop.
     ``max_tokens`` bounds the prompt: a text that cannot fit is refused before it is tokenized where that is certain.
@@ -50,10 +51,17 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, unencodable: bytes, max_tokens: int, pools: EncodePools
+        self,
+        tokenizer: Tokenizer,
+        encode: Encode,
+        template: ChatTemplate,
+        *,
+        unencodable: bytes,
+        max_tokens: int,
+        pools: EncodePools,
     ) -> None:
         self.template = template
-        self._tokenizer = tokenizer
+        self._encode_text = encode
         self._max_tokens = max_tokens
         self._pools = pools
         self._missing = unencodable
@@ -85,8 +93,7 @@ class PromptEncoder:
                 field, f"has {len(text)} characters, which is more than {self._max_tokens} tokens, the prompt's limit"
             )
         self._check_bytes(text, field)
-        # The batch call releases the interpreter lock while it works, the single one does not.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids = self._encode_text(text)
         if not ids:
             raise FieldError(field, "gives no tokens")
         return ids

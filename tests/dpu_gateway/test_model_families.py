@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.detokenizer import DecodeTable, Detokenizer, UnsupportedTokenizerError
+from services.dpu_gateway.fast_tokenizer import reference
 from services.dpu_gateway.tokenizer import EncodePools, PromptEncoder
 from services.gpu_engine.models.tokenizer import unencodable_bytes
 from tests.dpu_gateway.small_tokenizer import CORPUS
@@ -76,7 +77,14 @@ def pools() -> Iterator[EncodePools]:
 async def test_text_goes_to_tokens_and_back(pools: EncodePools, family: str) -> None:
     tokenizer, template = FAMILIES[family]
     assert unencodable_bytes(tokenizer.to_str().encode()) == b""
-    encoder = PromptEncoder(tokenizer, ChatTemplate(template, "", "<|im_end|>"), b"", 4096, pools)
+    encoder = PromptEncoder(
+        tokenizer,
+        reference(tokenizer),
+        ChatTemplate(template, "", "<|im_end|>"),
+        unencodable=b"",
+        max_tokens=4096,
+        pools=pools,
+    )
     table = DecodeTable(tokenizer)
     for text in TEXTS:
         ids = await encoder.encode_text(text)
@@ -87,7 +95,14 @@ async def test_text_goes_to_tokens_and_back(pools: EncodePools, family: str) -> 
 
 
 async def test_qwen_drops_earlier_thoughts_and_keeps_thinking_visible(pools: EncodePools) -> None:
-    encoder = PromptEncoder(QWEN, ChatTemplate(QWEN_TEMPLATE, "", "<|im_end|>"), b"", 4096, pools)
+    encoder = PromptEncoder(
+        QWEN,
+        reference(QWEN),
+        ChatTemplate(QWEN_TEMPLATE, "", "<|im_end|>"),
+        unencodable=b"",
+        max_tokens=4096,
+        pools=pools,
+    )
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nhello"},
@@ -104,7 +119,9 @@ async def test_qwen_drops_earlier_thoughts_and_keeps_thinking_visible(pools: Enc
 
 
 async def test_phi4_separates_roles_by_a_special_token(pools: EncodePools) -> None:
-    encoder = PromptEncoder(PHI, ChatTemplate(PHI_TEMPLATE, "", "<|im_end|>"), b"", 4096, pools)
+    encoder = PromptEncoder(
+        PHI, reference(PHI), ChatTemplate(PHI_TEMPLATE, "", "<|im_end|>"), unencodable=b"", max_tokens=4096, pools=pools
+    )
     ids = await encoder.encode_chat([{"role": "user", "content": "hi"}])
     assert PHI.decode(ids, skip_special_tokens=False) == (
         "<|im_start|>user<|im_sep|>hi<|im_end|><|im_start|>assistant<|im_sep|>"

@@ -12,6 +12,7 @@ from services.bootstrap.store import ModelStore
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.detokenizer import DecodeTable, Detokenizer
 from services.dpu_gateway.errors import FieldError
+from services.dpu_gateway.fast_tokenizer import choose
 from services.dpu_gateway.tokenizer import EncodePools, PromptEncoder
 from services.gpu_engine.models.loader import open_checkpoint
 from services.gpu_engine.models.tokenizer import TokenizerFiles
@@ -28,7 +29,14 @@ def files() -> TokenizerFiles:
 def encoder(files: TokenizerFiles) -> Iterator[PromptEncoder]:
     pools = EncodePools(threads=1)
     template = ChatTemplate(files.chat_template, files.bos_token, files.eos_token)
-    yield PromptEncoder(Tokenizer.from_buffer(files.json), template, files.unencodable_bytes, 8191, pools)
+    yield PromptEncoder(
+        Tokenizer.from_buffer(files.json),
+        choose(files.json, files.unencodable_bytes),
+        template,
+        unencodable=files.unencodable_bytes,
+        max_tokens=8191,
+        pools=pools,
+    )
     pools.shutdown()
 
 

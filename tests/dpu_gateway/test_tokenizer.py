@@ -8,6 +8,7 @@ import pytest
 
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.errors import FieldError
+from services.dpu_gateway.fast_tokenizer import reference
 from services.dpu_gateway.tokenizer import EncodePools, PromptEncoder
 from tests.dpu_gateway.small_tokenizer import CORPUS, byte_level_tokenizer
 from tests.dpu_gateway.test_chat import CHATML
@@ -22,7 +23,14 @@ def pools() -> Iterator[EncodePools]:
 
 def encoder(pools: EncodePools, unencodable: bytes = b"", max_tokens: int = 10_000_000) -> PromptEncoder:
     tokenizer = byte_level_tokenizer(missing_bytes=tuple(unencodable))
-    return PromptEncoder(tokenizer, ChatTemplate(CHATML, "", ""), unencodable, max_tokens, pools)
+    return PromptEncoder(
+        tokenizer,
+        reference(tokenizer),
+        ChatTemplate(CHATML, "", ""),
+        unencodable=unencodable,
+        max_tokens=max_tokens,
+        pools=pools,
+    )
 
 
 async def test_text_is_tokenized_as_it_stands(pools: EncodePools) -> None:
