@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 
+import hypothesis
 import pytest
 
 from services.bootstrap.store import ModelStore
 from services.gpu_engine.models.checkpoint import Checkpoint
 from services.gpu_engine.models.loader import open_checkpoint
+
+hypothesis.settings.register_profile("blink", deadline=None)  # a busy machine is no fault of what is tested
+hypothesis.settings.load_profile("blink")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from blink.v1 import inference_pb2 as pb
 
+from services.dpu_gateway import model
+from services.dpu_gateway.fast_tokenizer import reference
 from services.ring.header import RingInfo
 from services.ring.schema import RingGeometry
 from tests.dpu_gateway.harness import EOS, collect, gateway, max_tokens, model_card, text_request, until
@@ -163,7 +165,9 @@ async def test_many_streams_at_once_get_exactly_their_own_tokens() -> None:
             await asyncio.gather(*(one(number) for number in range(8)))
 
 
-async def test_a_megabyte_prompt_stalls_no_other_stream() -> None:
+async def test_a_megabyte_prompt_stalls_no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = reference(byte_level_tokenizer())  # the fast one is done before much could be stalled
+    monkeypatch.setattr(model, "choose", lambda *_: slow)
     info = RingInfo(RingGeometry(2, 8, 1 << 24, 1024), FINGERPRINT, vocabulary_size=640, max_context_tokens=1 << 20)
     async with gateway(Behaviour(tokens_per_second=500), info) as system:
         large = asyncio.create_task(

@@ -88,7 +88,7 @@ async def test_a_link_that_dies_ends_streams_as_retryable_is_counted_by_name_and
 ) -> None:
     async with gateway(Behaviour(tokens_per_second=10)) as system:
         streams = [asyncio.create_task(collect(system.inference().Generate(text_request()))) for _ in range(3)]
-        await until(lambda: system.session.free_slots == 5)
+        await until(lambda: int(system.engine.lanes[0].live.sum()) == 3)
         transports[0].cut = True
         for result in await asyncio.gather(*streams):
             assert result.code is grpc.StatusCode.UNAVAILABLE

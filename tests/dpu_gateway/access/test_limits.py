@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.dpu_gateway.access.keys import MAX_KEYS, Key
@@ -78,7 +78,6 @@ def test_a_rate_is_shared_by_workers_and_the_refusal_says_when_the_next_may_come
         workers[0].admitted(limited).__enter__()
 
 
-@settings(deadline=None)
 @given(
     rate=st.floats(1, 6000),
     gaps=st.lists(st.floats(0, 5), min_size=1, max_size=60),
