@@ -67,7 +67,7 @@ Timed = tuple[str, int, Callable[[], None], Cost]
 class Bench:
     """A random model and the timing of its parts."""
 
-    def __init__(self, config: ModelConfig, *, skinny_tokens: int, overlap: bool) -> None:
+    def __init__(self, config: ModelConfig, *, skinny: bool, overlap: bool) -> None:
         self.config = config
         self.device, self.stream = Device(), Stream(overlap=overlap)
         self.geometry = Geometry(config)
@@ -87,7 +87,7 @@ class Bench:
             limits=limits,
             pages=self.pages,
             compiler=compiler,
-            skinny_tokens=skinny_tokens,
+            skinny=skinny,
         )
         pages = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
         for offset in range(0, self.executor.cache.nbytes, pages.nbytes):
@@ -323,12 +323,12 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 128, 256])
     parser.add_argument("--prefill", type=int, nargs="*", default=[2048])
-    parser.add_argument("--skinny", type=int, default=0, help="steps of at most so many tokens take skinny products")
+    parser.add_argument("--library", action="store_true", help="products by cuBLASLt alone")
     parser.add_argument("--overlap", action="store_true", help="launches overlap")
     parser.add_argument("--steps", action="store_true", help="whole steps alone")
     arguments = parser.parse_args()
     for name in arguments.models:
-        bench = Bench(MODELS[name], skinny_tokens=arguments.skinny, overlap=arguments.overlap)
+        bench = Bench(MODELS[name], skinny=not arguments.library, overlap=arguments.overlap)
         print(f"\n{name} on {bench.device.name} {bench.device.arch}")
         for batch in arguments.batches:
             rows = [(CONTEXT - 1, 1)] * batch

@@ -1,17 +1,12 @@
 """Skinny products beside cuBLASLt's: ``python -m bench.skinny_gemm``, for Llama-3-8B in under 25 s.
 
 Each product is launched over and over in one graph, its weights taken in turn from enough copies that none is in the
-L2 cache. Medians of the time of one launch. Fractions are of the weights' bytes at the streaming ceiling of an H200.
-The libraries are timed in turns, so that both see the same clocks. Then, for Llama-3-8B: the best ways to share
-each product's weights beside the one that is chosen, and what ring, overlap and number of blocks do to a chain of a
-layer's four products, which is the products' part of a decode step.
-"""
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,13 +16,12 @@ from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.driver import Buffer, Device, Graph, Stream, Timer
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
-from services.gpu_engine.cuda.skinny_schedule import AT_ONCE, HALF_RING, WHOLE_RING, WIDTHS, Schedule, schedule_of
+from services.gpu_engine.cuda.skinny_schedule import RING_BYTES, Schedule, schedules
 
 BYTES_PER_SECOND = 4.4e12
 ROTATED_BYTES = 1 << 30
 WEIGHT_BYTES = 2 << 30
-RINGS = (HALF_RING // 2, HALF_RING, WHOLE_RING)
-LAYERS = 4  # of a chain
+RINGS = (RING_BYTES // 2, RING_BYTES)
 
 
 @dataclass(frozen=True)
@@ -46,9 +40,6 @@ class Shape:
         return 2 * self.weight_rows * self.depth
 
 
-Plan = Callable[[Shape], Schedule]
-
-
 def family(name: str, hidden: int, query: int, kv: int, ffn: int | None, vocabulary: int) -> list[Shape]:
     shapes = [
         Shape(f"{name} qkv", query + 2 * kv, hidden),
@@ -58,10 +49,6 @@ def family(name: str, hidden: int, query: int, kv: int, ffn: int | None, vocabul
     if ffn:
         shapes[2:2] = [Shape(f"{name} gate-up", ffn, hidden, "swiglu"), Shape(f"{name} down", hidden, ffn)]
     return shapes
-
-
-def width_of(tokens: int) -> int:
-    return next(width for width in WIDTHS if width >= tokens)
 
 
 LLAMA = family("Llama-3-8B", 4096, 4096, 1024, 14336, 128256)
@@ -158,8 +145,8 @@ class Bench:
 
     def sweep(self, shape: Shape, tokens: int, shown: int = 6) -> None:
         """The fastest schedules, and the chosen one's place among them."""
-        chosen = schedule_of(shape.weight_rows, width_of(tokens), self.multiprocessors)
-        tried = dict.fromkeys([chosen, *self.schedules(shape, tokens)])
+        chosen = schedules(shape.weight_rows, self.multiprocessors)[0]
+        tried = dict.fromkeys([chosen, *self.schedules(shape)])
         count, floor = len(self.addresses(shape)), shape.nbytes / BYTES_PER_SECOND
 
         def seconds(schedule: Schedule) -> float:
@@ -173,55 +160,14 @@ class Bench:
         for schedule in dict.fromkeys([chosen, *ranked[:shown]]):
             print(
                 f"  rows {schedule.rows:4} run {schedule.run:3} blocks {schedule.blocks(shape.weight_rows):4}"
-                f" cluster {schedule.cluster} ring {schedule.ring >> 10:4} KiB: {times[schedule] * 1e6:7.2f} us"
+                f" ring {schedule.ring >> 10:4} KiB: {times[schedule] * 1e6:7.2f} us"
                 f" {floor / times[schedule]:6.1%}",
                 flush=True,
             )
 
-    def schedules(self, shape: Shape, tokens: int) -> Iterator[Schedule]:
-        for rows in (16, 32, 48, 64, 96, 112, 128):
-            for cluster in (1, 2, 4):
-                most = self.multiprocessors // cluster * cluster
-                run = -(-shape.weight_rows // (rows * most))
-                fills = run * rows * 16 <= shape.weight_rows  # 16 blocks at least
-                if fills and cluster <= width_of(tokens) // 8:
-                    yield from (Schedule(rows, run, cluster, ring) for ring in RINGS)
-
-    def overlaps(self, tokens: int) -> None:
-        """Chains of the four products of Llama-3-8B's layers."""
-
-        def chain(plan: Plan) -> Graph:
-            def launch() -> None:
-                address = self.weights.pointer
-                for _ in range(LAYERS):
-                    for shape in LLAMA[:4]:
-                        self.fused(shape, tokens, address, plan(shape))
-                        address += shape.nbytes
-
-            return self.graph(launch)
-
-        def chosen(shape: Shape, most: int = self.multiprocessors) -> Schedule:
-            return schedule_of(shape.weight_rows, width_of(tokens), most)
-
-        def changed(ring: int, early: int) -> Plan:
-            return lambda shape: replace(chosen(shape), ring=ring, early=early)
-
-        def without_prefetches(shape: Shape) -> Schedule:
-            return replace(chosen(shape), prefetched=0)
-
-        def narrowed(most: int) -> Plan:
-            return lambda shape: chosen(shape, most)
-
-        plans: dict[str, Plan] = {"as chosen": chosen, "without prefetches": without_prefetches}
-        for ring in RINGS:
-            for early in (0, 2, 8, AT_ONCE):
-                plans[f"ring {ring >> 10:3} KiB, successor {early:7} stages before the end"] = changed(ring, early)
-        plans |= {f"at most {most} blocks": narrowed(most) for most in (132, 120, 100, 80, 64)}
-        floor = sum(shape.nbytes for shape in LLAMA[:4]) / BYTES_PER_SECOND
-        times = self.seconds(*map(chain, plans.values()))
-        print(f"\na layer's products, {tokens} tokens: us (of the floor, {floor * 1e6:.1f})")
-        for name, time in zip(plans, times, strict=True):
-            print(f"  {name:52} {time / LAYERS * 1e6:7.2f} {LAYERS * floor / time:6.1%}", flush=True)
+    def schedules(self, shape: Shape) -> list[Schedule]:
+        likely = schedules(shape.weight_rows, self.multiprocessors)
+        return [replace(schedule, ring=ring) for schedule in likely for ring in RINGS]
 
 
 def main() -> None:
@@ -229,7 +175,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 16, 32, 64])
     parser.add_argument("--shapes", default="Llama", help="only shapes whose name contains this; '' for all")
     parser.add_argument("--sweep", type=int, nargs="*", default=[8, 64], help="tokens for ways to share the weights")
-    parser.add_argument("--chain", type=int, nargs="*", default=[1, 32], help="tokens for the chain of products")
     arguments = parser.parse_args()
     bench = Bench()
     print(bench.device.name, bench.device.arch)
@@ -243,8 +188,6 @@ def main() -> None:
     for tokens in arguments.sweep:
         for shape in LLAMA[:4]:
             bench.sweep(shape, tokens)
-    for tokens in arguments.chain:
-        bench.overlaps(tokens)
 
 
 if __name__ == "__main__":

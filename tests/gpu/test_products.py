@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings", reason="needs the CUDA libraries of blink[c
 
 from services.gpu_engine.cuda.bfloat16 import from_bfloat16, to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
-from services.gpu_engine.cuda.cublas_lt import CublasLt, Operands, Shape
+from services.gpu_engine.cuda.cublas_lt import CublasLt, Ending, Operands, Shape
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
@@ -27,13 +27,13 @@ def random_bits(rng: np.random.Generator, shape: tuple[int, int], scale: float) 
     return to_bfloat16((rng.standard_normal(shape) * scale).astype(np.float32))
 
 
-@pytest.mark.parametrize("fp32_out", [False, True], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("ending", ["bf16", "fp32"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 576, 1536), (7, 960, 576), (65, 4096, 4096), (300, 1000, 584)])
 def test_every_algorithm_of_the_library_gives_the_product_of_float64(
-    device: Device, stream: Stream, rng: np.random.Generator, m: int, n: int, k: int, fp32_out: bool
+    device: Device, stream: Stream, rng: np.random.Generator, m: int, n: int, k: int, ending: Ending
 ) -> None:
     library = CublasLt(device)
-    shape = Shape(m, n, k, fp32_out)
+    shape = Shape(m, n, k, ending)
     x, weight = random_bits(rng, (m, k), 1.0), random_bits(rng, (n, k), k**-0.5)
     x_there, weight_there, out = Buffer.of(x), Buffer.of(weight), Buffer(shape.out_bytes)
     exact = from_bfloat16(x).astype(np.float64) @ from_bfloat16(weight).astype(np.float64).T
@@ -42,8 +42,9 @@ def test_every_algorithm_of_the_library_gives_the_product_of_float64(
             out.fill(0xFF)
             library.launch(stream, shape, Operands(x_there.pointer, weight_there.pointer, out.pointer), candidate)
             stream.synchronize()
-            got = out.download(np.float32, (m, n)) if fp32_out else from_bfloat16(out.download(np.uint16, (m, n)))
-            assert np.linalg.norm(got - exact) < (1e-5 if fp32_out else 4e-3) * np.linalg.norm(exact), candidate
+            fp32 = ending == "fp32"
+            got = out.download(np.float32, (m, n)) if fp32 else from_bfloat16(out.download(np.uint16, (m, n)))
+            assert np.linalg.norm(got - exact) < (1e-5 if fp32 else 4e-3) * np.linalg.norm(exact), candidate
 
 
 @pytest.mark.parametrize(("n", "k"), PRODUCTS)
@@ -91,5 +92,5 @@ def test_the_next_start_computes_products_the_same_way(
         warm_up(keeping, products, buckets, record)
         return products, unknown
 
-    assert set(start()[1]) == {Shape(buckets[0], n, k, fp32_out=False)}
+    assert set(start()[1]) == {Shape(buckets[0], n, k, "bf16")}
     assert not start()[1]

@@ -15,15 +15,7 @@ from services.gpu_engine.cuda.bfloat16 import from_bfloat16, to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
-from services.gpu_engine.cuda.skinny_schedule import (
-    AT_ONCE,
-    HALF_RING,
-    TILE_ROWS,
-    WHOLE_RING,
-    WIDTHS,
-    Schedule,
-    schedule_of,
-)
+from services.gpu_engine.cuda.skinny_schedule import RING_BYTES, TILE_ROWS, WIDTHS, Schedule, schedules
 from tests.gpu.steps import Floats, KernelBench, poisoned, relative_error
 
 BF16_ERROR, FP32_ERROR = 4e-3, 1e-4
@@ -134,13 +126,10 @@ def test_a_product_with_swiglu_has_the_bits_of_the_two_kernels(
     assert np.isfinite(from_bfloat16(found[:tokens])).all()
 
 
-def schedules(weight_rows: int, width: int) -> list[Schedule]:
-    """Every tile, every cluster that a width allows, runs that fill and overfill the weight, small and large rings."""
-    clusters = [c for c in (1, 2, 4, 8) if c <= width // 8]
-    runs = {1, 2, 7}
-    shapes = [(rows, run, cluster) for rows in TILE_ROWS for run in runs for cluster in clusters]
-    rings = (3 * 24 << 10, HALF_RING, WHOLE_RING)
-    return [Schedule(*shape, ring=rings[i % 3], prefetched=i % 4 * 3) for i, shape in enumerate(shapes)]
+def all_schedules() -> list[Schedule]:
+    """Every tile, runs that fill and overfill the weight, small and large rings."""
+    rings = (3 * 24 << 10, RING_BYTES // 2, RING_BYTES)
+    return [Schedule(rows, run, ring) for rows in TILE_ROWS for run, ring in zip((1, 2, 7), rings, strict=True)]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -163,7 +152,7 @@ def test_no_schedule_changes_a_bit(
 
     expected = product(None)
     assert np.isfinite(from_bfloat16(expected)).all()
-    for schedule in schedules(outputs, width):
+    for schedule in all_schedules():
         np.testing.assert_array_equal(product(schedule), expected, err_msg=str(schedule))
 
 
@@ -191,10 +180,8 @@ class Chain:
     def launch(
         self, stream: Stream, change: Callable[[Schedule], Schedule], after_each: Callable[[], None] = lambda: None
     ) -> None:
-        width = next(width for width in WIDTHS if width >= self.tokens)
-
         def schedule(weight_rows: int) -> Schedule:
-            return change(schedule_of(weight_rows, width, 100))
+            return change(schedules(weight_rows, 100)[0])
 
         hidden, ffn, x, activated = self.hidden, self.ffn, self.x.pointer, self.activated.pointer
         for gate_up, down in self.weights:
@@ -217,10 +204,7 @@ class Chain:
 
 CHANGES: list[Callable[[Schedule], Schedule]] = [
     lambda schedule: schedule,
-    lambda schedule: replace(schedule, early=0),
-    lambda schedule: replace(schedule, early=5, prefetched=AT_ONCE),
-    lambda schedule: replace(schedule, ring=HALF_RING // 2),
-    lambda schedule: replace(schedule, ring=WHOLE_RING, cluster=1),
+    lambda schedule: replace(schedule, ring=RING_BYTES // 4),  # several blocks a multiprocessor
 ]
 
 
@@ -228,7 +212,7 @@ CHANGES: list[Callable[[Schedule], Schedule]] = [
 def test_overlapping_launches_give_the_bits_of_launches_one_at_a_time(
     gemm: SkinnyGemm, overlapping: Stream, rng: np.random.Generator, tokens: int
 ) -> None:
-    """On a stream and in a graph, however early a successor begins and whatever it prefetches."""
+    """On a stream and in a graph, with and without room for the successor."""
     chain = Chain(gemm, rng, tokens)
     alone = chain.run(lambda: chain.launch(overlapping, CHANGES[0], overlapping.synchronize))
     for change in CHANGES:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Stream
-from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS
 from tests.gpu.steps import POISON, relative_error
 from tests.gpu.test_step import GEOMETRIES, Model, Script, Sequences, load, poison, reference_logits
 
@@ -50,7 +49,7 @@ def model(
     made.save_pretrained(folder)
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
     exact: Any = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    arrays, executor = load(device, compiler, folder, skinny_tokens=MOST_TOKENS)
+    arrays, executor = load(device, compiler, folder)
     return Model(exact, None, arrays, executor, config.vocab_size, 0.02)
 
 

@@ -169,7 +169,7 @@ def model(
     return Model(exact, rounded, *load(device, compiler, folder), config.vocab_size, spread)
 
 
-def load(device: Device, compiler: Compiler, folder: Path, skinny_tokens: int = 0) -> tuple[StepArrays, StepExecutor]:
+def load(device: Device, compiler: Compiler, folder: Path) -> tuple[StepArrays, StepExecutor]:
     checkpoint = SafetensorsCheckpoint(folder)
     geometry = Geometry(checkpoint.config, PAGE_SIZE)
     limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE)
@@ -183,7 +183,6 @@ def load(device: Device, compiler: Compiler, folder: Path, skinny_tokens: int = 
         limits=limits,
         pages=ROWS * PAGES_PER_SEQUENCE,
         compiler=compiler,
-        skinny_tokens=skinny_tokens,
     )
     return arrays, executor
 

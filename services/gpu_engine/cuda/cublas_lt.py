@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.errors import CudaUnavailableError, DriverError
@@ -24,26 +24,33 @@ WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
 CANDIDATES = 8  # of each target
 
 
+Ending = Literal["bf16", "fp32", "swiglu"]
+
+
 class Shape(NamedTuple):
-    """out[m, n] = x[m, k] @ weight[n, k]^T"""
+    """out[m, n] = x[m, k] @ weight[n, k]^T, or with SwiGLU silu(x @ gate^T) * (x @ up^T), weight being gate over up."""
 
     m: int
     n: int
     k: int
-    fp32_out: bool
+    ending: Ending
+
+    @property
+    def weight_rows(self) -> int:
+        return 2 * self.n if self.ending == "swiglu" else self.n
 
     @property
     def out_bytes(self) -> int:
-        return (4 if self.fp32_out else BF16_BYTES) * self.m * self.n
+        return (4 if self.ending == "fp32" else BF16_BYTES) * self.m * self.n
 
     @property
     def bytes(self) -> int:
         """That must be moved."""
-        return BF16_BYTES * self.k * (self.m + self.n) + self.out_bytes
+        return BF16_BYTES * self.k * (self.m + self.weight_rows) + self.out_bytes
 
     @property
     def operations(self) -> int:
-        return 2 * self.m * self.n * self.k
+        return 2 * self.m * self.weight_rows * self.k
 
 
 class Operands(NamedTuple):
@@ -93,7 +100,7 @@ class CublasLt:
         self._operations = {target: self._operation(target) for target in targets}
 
     def launch(self, stream: Stream, shape: Shape, operands: Operands, candidate: str) -> None:
-        """Launch a product by one of ``candidates(shape)``. Raises DriverError when the library refuses."""
+        """Launch a product, not one with SwiGLU, by one of ``candidates(shape)``. Raises DriverError when refused."""
         target, algorithm = _parsed(candidate)
         weight_layout, x_layout, out_layout = self._layouts_of(shape)
         self._call(
@@ -171,8 +178,9 @@ class CublasLt:
 
     def _layouts_of(self, shape: Shape) -> tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]:
         """Of weight, x and out."""
-        m, n, k, fp32_out = shape
-        return self._layout(R_16BF, k, n), self._layout(R_16BF, k, m), self._layout(R_32F if fp32_out else R_16BF, n, m)
+        m, n, k, ending = shape
+        out = self._layout(R_32F if ending == "fp32" else R_16BF, n, m)
+        return self._layout(R_16BF, k, n), self._layout(R_16BF, k, m), out
 
     def _layout(self, kind: int, rows: int, columns: int) -> ctypes.c_void_p:
         key = kind, rows, columns

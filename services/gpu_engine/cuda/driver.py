@@ -249,24 +249,15 @@ class Kernel:
         block: int,
         arguments: Sequence[Argument],
         shared_bytes: int = 0,
-        *,
-        cluster: int = 1,
     ) -> None:
-        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type.
-
-        Args:
-            cluster: blocks that run together and reach each other's shared memory.
-        """
+        """Launch with ``arguments`` in the kernel's order, each exactly of the parameter's C type."""
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream.handle
-        attributes = [_cluster_attribute(cluster)] if cluster > 1 else []
         if self._waits and stream.overlap:
-            attributes.append(_overlap_attribute())
-        if attributes:
-            config.attrs, config.numAttrs = attributes, len(attributes)
+            config.attrs, config.numAttrs = [_overlap_attribute()], 1
         result = cu.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0)
         check(f"launch of {self.name}", result)
 
@@ -310,15 +301,6 @@ def _overlap_attribute() -> Any:
     value.programmaticStreamSerializationAllowed = 1
     attribute = cu.CUlaunchAttribute()
     attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value = value
-    return attribute
-
-
-def _cluster_attribute(blocks: int) -> Any:
-    value = cu.CUlaunchAttributeValue()
-    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = blocks, 1, 1
-    attribute = cu.CUlaunchAttribute()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     attribute.value = value
     return attribute
 

@@ -77,7 +77,7 @@ class StepExecutor:
         step: where the steps lie, and their results go.
         limits: the largest step.
         pages: of the KV cache.
-        skinny_tokens: products of at most so many tokens, up to 64, may be skinny_gemm.py's, on a GPU that has them.
+        skinny: products of few tokens may be skinny_gemm.py's; without, a row's bits may depend on the bucket.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StepExecutor:
         limits: StepLimits,
         pages: int,
         compiler: Compiler,
-        skinny_tokens: int = 0,
+        skinny: bool = True,
     ) -> None:
         self.activations = Activations.allocate(geometry, limits)
         self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
@@ -104,9 +104,7 @@ class StepExecutor:
         self.pages = pages
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
-        self._skinny_tokens = skinny_tokens if device.arch == "sm_90a" else 0
-        self._skinny = SkinnyGemm(device, compiler) if self._skinny_tokens else None
-        self.products = MatrixProducts(device, compiler, self._skinny)
+        self.products = MatrixProducts(device, compiler, SkinnyGemm(device, compiler) if skinny else None)
 
     @property
     def vocabulary(self) -> int:
@@ -160,8 +158,8 @@ class StepExecutor:
         config, buffers = self._geometry.config, self.activations
         gate_up, activated, out = buffers.gate_up.pointer, buffers.activated.pointer, buffers.delta.pointer
         normed, gate = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.gate)
-        if self._skinny and tokens <= self._skinny_tokens:
-            self._skinny.swiglu(stream, normed, gate, activated, m=tokens, n=config.ffn, k=config.hidden)
+        if self.products.fuses_swiglu(tokens):
+            self.products.swiglu(stream, normed, gate, activated, m=tokens, n=config.ffn, k=config.hidden)
         else:
             self.products.matmul(stream, normed, gate, gate_up, m=tokens, n=2 * config.ffn, k=config.hidden)
             self.kernels.swiglu(stream, tokens, gate_up, activated)

@@ -42,7 +42,7 @@ class Kernels:
         self._step, self._work = CStep.of(step, work.token_row.pointer), work.as_argument()
         self._token_row = pointer(work.token_row)
         self._embedding = modules["embedding.cu"].kernel("embedding", waits=True)
-        self._plan = modules["plan_attention.cu"].kernel("plan_attention", waits=True)
+        self._plan = modules["plan_attention.cu"].kernel("plan_attention")  # a step's first: nothing to overlap with
         self._rms_norm = modules["rms_norm.cu"].kernel("rms_norm", waits=True)
         self._add_rms_norm = modules["rms_norm.cu"].kernel("add_rms_norm", waits=True)
         self._final_norm = modules["rms_norm.cu"].kernel("final_norm", waits=True)

@@ -24,8 +24,9 @@ from services.gpu_engine.cuda.errors import DriverError
 from services.gpu_engine.cuda.holds import Holds
 from services.gpu_engine.cuda.kept_choices import KeptChoices
 from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
+from services.gpu_engine.cuda.skinny_schedule import Schedule, schedules
 
-SKINNY = "skinny"  # the name of our own kernel among the library's algorithms
+SKINNY = "skinny "  # begins the names of our own kernel's schedules among the library's algorithms
 CHECKED_ROWS = 8
 SAMPLES = 3
 NEAR = 1.1  # of the fastest at the first look: what is looked at again
@@ -58,7 +59,20 @@ class MatrixProducts:
         Raises:
             DriverError: there is no way to compute this shape, or the launch failed.
         """
-        shape, operands = Shape(m, n, k, fp32_out), Operands(x, weight, out)
+        self._run(stream, Shape(m, n, k, "fp32" if fp32_out else "bf16"), Operands(x, weight, out))
+
+    def fuses_swiglu(self, m: int) -> bool:
+        """Whether ``swiglu`` can be used for so many tokens."""
+        return self._skinny is not None and m <= MOST_TOKENS
+
+    def swiglu(self, stream: Stream, x: int, weight: int, out: int, *, m: int, n: int, k: int) -> None:
+        """Launch out[m, n] = silu(x @ gate^T) * (x @ up^T), ``weight`` [2 n, k] being gate over up.
+
+        Bit for bit what ``matmul`` and the SwiGLU kernel make of it.
+        """
+        self._run(stream, Shape(m, n, k, "swiglu"), Operands(x, weight, out))
+
+    def _run(self, stream: Stream, shape: Shape, operands: Operands) -> None:
         if self._seen is not None:
             self._seen.setdefault(shape, []).append(operands)
         if shape not in self._ways:
@@ -103,16 +117,27 @@ class MatrixProducts:
     def _candidates(self, shape: Shape) -> list[str]:
         if self._skinny is None:
             return self._library.candidates(shape, split=shape.m <= MOST_TOKENS)
-        own = [SKINNY] if shape.m <= MOST_TOKENS else []
-        return own + self._library.candidates(shape, split=False)
+        own: list[str] = []
+        if shape.m <= MOST_TOKENS:
+            own = [
+                f"{SKINNY}{schedule.rows}" for schedule in schedules(shape.weight_rows, self._skinny.multiprocessors)
+            ]
+        return own if shape.ending == "swiglu" else own + self._library.candidates(shape, split=False)
 
     def _launch(self, stream: Stream, shape: Shape, operands: Operands, way: str) -> None:
-        if way == SKINNY:
-            assert self._skinny
-            m, n, k, fp32_out = shape
-            self._skinny.matmul(stream, *operands, m=m, n=n, k=k, fp32_out=fp32_out)
+        if way.startswith(SKINNY):
+            self._launch_skinny(stream, shape, operands, int(way.removeprefix(SKINNY)))
         else:
             self._library.launch(stream, shape, operands, way)
+
+    def _launch_skinny(self, stream: Stream, shape: Shape, operands: Operands, rows: int) -> None:
+        assert self._skinny
+        m, n, k, ending = shape
+        schedule = Schedule.of(rows, shape.weight_rows, self._skinny.multiprocessors)
+        if ending == "swiglu":
+            self._skinny.swiglu(stream, *operands, m=m, n=n, k=k, schedule=schedule)
+        else:
+            self._skinny.matmul(stream, *operands, m=m, n=n, k=k, fp32_out=ending == "fp32", schedule=schedule)
 
     def _in_order(self, stream: Stream, shape: Shape, operands: Operands) -> list[str]:
         """The candidates that give the skinny kernel's bits."""
@@ -133,7 +158,8 @@ class MatrixProducts:
             for way in candidates:
                 by(way)
             return candidates
-        expected = by(SKINNY, shape._replace(m=rows))
+        few = shape._replace(m=rows)
+        expected = by(self._candidates(few)[0], few)
         same = [way for way in candidates if np.array_equal(by(way), expected)]
         if not same:
             raise DriverError("cuBLASLt", "no algorithm with sequential sums", f"for {shape}")

@@ -101,12 +101,8 @@ class DevicePart:
         """
         if self._fd < 0:
             kind = cu.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-            handle = ctypes.c_int(-1)
-            result = cu.cuMemGetHandleForAddressRange(
-                ctypes.addressof(handle), self.pointer, self._buffer.nbytes, kind, 0
-            )
-            check("cuMemGetHandleForAddressRange (dma-buf)", result)
-            self._fd = handle.value
+            result = cu.cuMemGetHandleForAddressRange(self.pointer, self._buffer.nbytes, kind, 0)
+            self._fd = int(check("cuMemGetHandleForAddressRange (dma-buf)", result))
         return self._fd
 
     def close(self) -> None:

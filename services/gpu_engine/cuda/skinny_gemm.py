@@ -13,7 +13,7 @@ from functools import cache
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.geometry import BF16_BYTES
-from services.gpu_engine.cuda.skinny_schedule import DEPTH, MOST_SHARED_BYTES, WIDTHS, Schedule, schedule_of
+from services.gpu_engine.cuda.skinny_schedule import DEPTH, MOST_SHARED_BYTES, WIDTHS, Schedule, schedules
 from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
 
 MOST_TOKENS = WIDTHS[-1]
@@ -24,10 +24,7 @@ KERNELS = ("skinny_store", "skinny_logits", "skinny_swiglu")
 class CProblem(ctypes.Structure):
     """``blink::Problem``."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_uint32)
-        for name in ("tokens", "outputs", "rows", "run", "chunks", "stages", "prefetched", "early")
-    )
+    _fields_ = tuple((name, ctypes.c_uint32) for name in ("tokens", "outputs", "rows", "run", "chunks", "stages"))
 
 
 class SkinnyGemm:
@@ -40,7 +37,7 @@ class SkinnyGemm:
     """
 
     def __init__(self, device: Device, compiler: Compiler, multiprocessors: int | None = None) -> None:
-        self._multiprocessors = multiprocessors or device.multiprocessors - 1
+        self.multiprocessors = multiprocessors or device.multiprocessors - 1
         modules = {w: Module(compiler.build(("skinny_gemm.cu",), {"BLINK_SKINNY_TOKENS": w})) for w in WIDTHS}
         self._kernels = {(w, name): modules[w].kernel(name, waits=True) for w in WIDTHS for name in KERNELS}
         for kernel in self._kernels.values():
@@ -64,13 +61,13 @@ class SkinnyGemm:
         Args:
             m: tokens, 1 to 64.
             fp32_out: ``out`` is float32, and n may be any number; else bf16.
-            schedule: instead of that of ``schedule_of``.
+            schedule: instead of the first of ``schedules``.
 
         Raises:
             ValueError: too many tokens.
             DriverError: the launch failed.
         """
-        plan = schedule or schedule_of(n, _width_of(m), self._multiprocessors)
+        plan = schedule or schedules(n, self.multiprocessors)[0]
         weight_map = _map(weight, (k, n), (BF16_BYTES * k,), (DEPTH, plan.rows))
         kernel = "skinny_logits" if fp32_out else "skinny_store"
         self._launch(stream, kernel, plan, (x, out), weight_map, weight_rows=n, m=m, n=n, k=k)
@@ -91,7 +88,7 @@ class SkinnyGemm:
 
         Bit for bit what ``matmul`` and kernels/swiglu.cu make of it. Raises as ``matmul``.
         """
-        plan = schedule or schedule_of(2 * n, _width_of(m), self._multiprocessors)
+        plan = schedule or schedules(2 * n, self.multiprocessors)[0]
         row = BF16_BYTES * k
         shape, strides = (k, 8, 2, n // 8), (row, n * row, 8 * row)  # rows of eight, the gate's and up's in turn
         weight_map = _map(weight, shape, strides, (DEPTH, 8, 2, plan.rows // 16))
@@ -119,17 +116,14 @@ class SkinnyGemm:
             run=plan.run,
             chunks=-(-k // DEPTH),
             stages=plan.stages(width),
-            prefetched=plan.prefetched,
-            early=plan.early,
         )
-        x_map = _map(x, (k, m), (BF16_BYTES * k,), (DEPTH, width // plan.cluster))
+        x_map = _map(x, (k, m), (BF16_BYTES * k,), (DEPTH, width))
         self._kernels[width, name].launch(
             stream,
             (plan.blocks(weight_rows), 1, 1),
             THREADS,
             (weight, x_map, problem, pointer(out)),
             plan.shared_bytes(width),
-            cluster=plan.cluster,
         )
 
 

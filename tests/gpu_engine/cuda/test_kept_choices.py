@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra blink[cuda]")
 from services.gpu_engine.cuda.cublas_lt import Shape
 from services.gpu_engine.cuda.kept_choices import KeptChoices
 
-SHAPE, OTHER = Shape(128, 4096, 4096, fp32_out=False), Shape(64, 8192, 1024, fp32_out=True)
+SHAPE, OTHER = Shape(128, 4096, 4096, "bf16"), Shape(64, 8192, 1024, "fp32")
 
 
 def test_the_next_start_finds_what_was_written(tmp_path: Path) -> None:

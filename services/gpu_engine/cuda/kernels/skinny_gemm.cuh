@@ -7,12 +7,9 @@
 // Every sum runs over k in order, 16 at a time, in one accumulator: no split. So a row has the same bits whatever the
 // tiles, the blocks and the tokens beside it, and the same as from those of cuBLASLt's algorithms that don't split.
 //
-// Blocks of a cluster share X: each copies a slice of its rows to all. Then a stage is free when all of them say so.
-//
 // Bound by memory: 2 bytes a weight.
 #pragma once
 
-#include "cluster.cuh"
 #include "dependent_launch.cuh"
 #include "mma.cuh"
 #include "tma.cuh"
@@ -34,8 +31,6 @@ struct Problem {
   u32 run;              // tiles of a block
   u32 chunks;           // stages of a tile
   u32 stages;           // of the ring
-  u32 prefetched;       // stages that a block prefetches into L2 beyond its ring
-  u32 early;            // stages still to be asked for when the successor may begin
 };
 
 // Before the ring. A stage is `rows` rows of W, then kTokens of X. Products of fewer rows than a warpgroup's 64 read on
@@ -80,67 +75,48 @@ struct Plain {
   __device__ static void copy(void* target, const TensorMap& map, CopyBarrier& done, const Cursor& at) {
     copy_box(target, map, done, at.chunk * kDepth, at.row);
   }
-  __device__ static void prefetch(const TensorMap& map, const Cursor& at) {
-    prefetch_box(map, at.chunk * kDepth, at.row);
-  }
 };
 
 struct Gated {
   __device__ static void copy(void* target, const TensorMap& map, CopyBarrier& done, const Cursor& at) {
     copy_box(target, map, done, at.chunk * kDepth, 0, 0, at.row / 16);
   }
-  __device__ static void prefetch(const TensorMap& map, const Cursor& at) {
-    prefetch_box(map, at.chunk * kDepth, 0, 0, at.row / 16);
-  }
 };
 
 template <class Layout>
 __device__ inline void produce(const Ring& ring, const TensorMap& weight, const TensorMap& x, const Problem& problem) {
   const u32 count = problem.run * problem.chunks, first = min(count, ring.stages);
-  const u32 blocks = blocks_of_cluster(), slice = kTokens / blocks, mine = block_of_cluster() * slice;
   Cursor at{blockIdx.x * problem.run * problem.rows};
   const auto copy_weight = [&](u32 stage) {
     ring.barriers.full[stage].arrive_expecting(ring.stage_bytes());
     Layout::copy(ring.weight(stage), weight, ring.barriers.full[stage], at);
   };
   const auto copy_x = [&](u32 stage, u32 chunk) {
-    CopyBarrier& done = ring.barriers.full[stage];
-    if (blocks == 1) {
-      copy_box(ring.x(stage), x, done, chunk * kDepth, 0);
-    } else {
-      copy_box_to_all(ring.x(stage) + mine * kRowBytes, x, done, blocks, chunk * kDepth, mine);
-    }
+    copy_box(ring.x(stage), x, ring.barriers.full[stage], chunk * kDepth, 0);
   };
 
-  if (count <= first + problem.early) let_successor_begin();
+  let_successor_begin();
   for (u32 i = 0; i < first; ++i, at.advance(problem)) copy_weight(i);
   prefetch_map(x);
-  const Cursor behind_ring = at;
-  for (u32 i = first; i < min(count, first + problem.prefetched); ++i, at.advance(problem)) {
-    Layout::prefetch(weight, at);
-  }
-  at = behind_ring;
   wait_for_predecessor();
   for (u32 i = 0; i < first; ++i) copy_x(i, i % problem.chunks);
   Slot slot{first == ring.stages ? 0 : first, 0};
   for (u32 i = first; i < count; ++i, at.advance(problem), slot.advance(ring.stages)) {
-    if (i + problem.early == count) let_successor_begin();
     ring.barriers.empty[slot.stage].wait(slot.parity);
     copy_weight(slot.stage);
     copy_x(slot.stage, at.chunk);
   }
-  let_successor_begin();
 }
 
 using Sums = float[kTokens / 2];
 
 template <class Ending>
 __device__ inline void consume(const Ring& ring, const Problem& problem, const Ending& ending) {
-  const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32, blocks = blocks_of_cluster();
+  const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const u32 row = threadIdx.x / 32 * 16;  // this warp's first, of the tile
   Slot slot, oldest;                      // oldest: the first not given back
   const auto give_back = [&] {
-    if (lane < blocks) ring.barriers.empty[oldest.stage].arrive_at(lane);
+    if (lane == 0) ring.barriers.empty[oldest.stage].arrive();
     oldest.advance(ring.stages);
   };
   for (u32 tile = blockIdx.x * problem.run; tile < (blockIdx.x + 1) * problem.run; ++tile) {
@@ -167,16 +143,15 @@ __device__ inline void skinny_gemm(const TensorMap& weight, const TensorMap& x, 
                                    const Ending& ending) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Ring ring{*reinterpret_cast<SkinnyBarriers*>(memory), problem.stages, problem.rows * kRowBytes};
-  const u32 groups = (problem.rows + kGroupRows - 1) / kGroupRows, blocks = blocks_of_cluster();
+  const u32 groups = (problem.rows + kGroupRows - 1) / kGroupRows;
   if (threadIdx.x == 0) {
     for (u32 i = 0; i < problem.stages; ++i) {
       ring.barriers.full[i].init(1);
-      ring.barriers.empty[i].init(blocks * groups * 4);
+      ring.barriers.empty[i].init(groups * 4);
     }
     fence_barrier_init();
   }
   __syncthreads();
-  if (blocks > 1) wait_for_cluster();  // a block's barriers are there before another arrives at them
   const u32 warp = threadIdx.x / 32;
   if (warp == kProducerWarp) {
     if (threadIdx.x % 32 == 0) produce<Layout>(ring, weight, x, problem);
@@ -184,7 +159,6 @@ __device__ inline void skinny_gemm(const TensorMap& weight, const TensorMap& x, 
     wait_for_predecessor();
     if (warp < groups * 4) consume(ring, problem, ending);
   }
-  if (blocks > 1) wait_for_cluster();  // and until the last has
 }
 
 }  // namespace blink

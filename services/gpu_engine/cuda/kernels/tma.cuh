@@ -22,16 +22,6 @@ struct alignas(8) CopyBarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
 
-  // Arrives at the barrier in this place of the cluster's block `rank`. Publishes no writes to that block: a release to
-  // the cluster would wait for all this thread's memory accesses.
-  __device__ void arrive_at(u32 rank) {
-    asm volatile(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(this)),
-        "r"(rank)
-        : "memory");
-  }
-
   // Arrives, and keeps the phase open until `bytes` more have been copied.
   __device__ void arrive_expecting(u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
@@ -63,31 +53,9 @@ __device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier&
       : "memory");
 }
 
-// Copies a box to the same place in each of a cluster's `blocks` blocks, and completes on each one's barrier.
-__device__ inline void copy_box_to_all(void* target, const TensorMap& map, CopyBarrier& done, u32 blocks, u32 x,
-                                       u32 y) {
-  const u16 mask = static_cast<u16>((1u << blocks) - 1);
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(target)),
-      "l"(&map), "r"(x), "r"(y), "r"(shared_address(&done)), "h"(mask)
-      : "memory");
-}
-
 // Fetches the map itself, so that the first copy doesn't wait for it.
 __device__ inline void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-// Brings a box into the L2 cache alone.
-__device__ inline void prefetch_box(const TensorMap& map, u32 x, u32 y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
-}
-
-__device__ inline void prefetch_box(const TensorMap& map, u32 x, u32 y, u32 z, u32 w) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x), "r"(y), "r"(z),
-               "r"(w)
-               : "memory");
 }
 
 __device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z) {
