@@ -19,7 +19,7 @@ from tests.support.certificates import Authority
 
 HOST_ADDRESS = "10.77.0.2:7000"
 API_ADDRESS = "10.77.0.1:50051"
-TIME_LIMIT = 150.0  # seconds that anything may take on slow processors
+TIME_LIMIT = 240.0  # seconds that anything may take on slow processors
 TOKENS_IN_ENGINE = 1024
 
 

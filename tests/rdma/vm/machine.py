@@ -19,7 +19,7 @@ from tests.rdma.vm import initramfs
 from tests.rdma.vm.packages import MachineUnavailableError, cache_folder, unpacked
 
 REPOSITORY = Path(__file__).parents[3]
-TIME_LIMIT = float(os.environ.get("BLINK_RDMA_TIME_LIMIT", "900"))  # seconds, boot included
+TIME_LIMIT = float(os.environ.get("BLINK_RDMA_TIME_LIMIT", "1200"))  # seconds, boot included
 _KERNEL_OPTIONS = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nokaslr"
 _CONSOLE_LINES = 40
 MODEL = "smollm2-135m-instruct"
