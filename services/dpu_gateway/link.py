@@ -10,6 +10,7 @@ from contextlib import closing
 from blink.v1 import bootstrap_pb2
 
 from services.common.logging import get_logger
+from services.dpu_gateway.arrival import arrive
 from services.dpu_gateway.attach import AttachError, Backoff, ask_for_lane, connector_for
 from services.dpu_gateway.detokenizer import UnsupportedTokenizerError
 from services.dpu_gateway.errors import UnavailableError
@@ -21,7 +22,7 @@ from services.dpu_gateway.tokenizer import EncodePools
 from services.ring.errors import RingError
 from services.ring.header import read_ring_info
 from services.ring.lane import LaneClient
-from services.ring.schema import ABI_VERSION, LAYOUT_HASH
+from services.ring.schema import ABI_VERSION, LAYOUT_HASH, LINE_BYTES
 
 ATTACH_POLL = 0.002
 
@@ -132,6 +133,8 @@ class EngineLink:
             grant = await ask_for_lane(self._bootstrap, settings, request)
             transport = connector.connect(grant)
         try:
+            # The first sign of life, awaited: whether the link works at all may take seconds to show.
+            await arrive(transport, [transport.start_read(0, min(LINE_BYTES, transport.size))])
             info = read_ring_info(transport, expected_fingerprint=bytes.fromhex(grant.model.fingerprint))
             if self._model is None or self._model.card != grant.model:
                 loop = asyncio.get_running_loop()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from services.dpu_gateway.arena import Arena
+from services.dpu_gateway.arrival import arrive
 from services.dpu_gateway.cadence import Cadence
 from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError
 from services.dpu_gateway.liveness import Liveness
@@ -26,8 +26,6 @@ from services.ring.record import pack_record
 from services.ring.schema import DescriptorFlag, FinishReason, record_bytes, submission_tag
 from services.ring.transport import PendingRead, Transport
 
-QUICK_TURNS = 64
-SLOW_TURN = 0.001  # seconds
 LOOKS_PER_LEASE = 10  # each look renews the lease when that is due
 
 # Requests that the engine refused never occupied their slot, so its status will not say that it is free.
@@ -216,16 +214,7 @@ class Session:
                 ticks = await ticker.wait()
 
     async def _arrived(self, reads: Sequence[PendingRead]) -> None:
-        """Return once ``reads`` are done, letting streams run meanwhile. Raises TransportLostError.
-
-        A read over a good link is back within a few turns of the event loop; when it is not, turns with a rest between
-        leave the CPU to others until the link answers or is given up.
-        """
-        turns = 0
-        while not all(read.done for read in reads):
-            self._transport.progress()
-            await asyncio.sleep(0 if turns < QUICK_TURNS else SLOW_TURN)
-            turns += 1
+        await arrive(self._transport, reads)
 
     def read_status(self) -> RingStatus:
         """The ring's header as it is now. Raises TransportLostError."""

@@ -104,6 +104,7 @@ class VerbsTransport(Transport):
         self._payload = _Request(self._local.lkey, then=self._flag)
         self._posted = self._retired = 0  # work requests
         self._signalled: deque[_Signal] = deque()
+        self._waiting_since = 0.0  # the last completion, or what was posted when none was awaited
         queue_pair.connect(grant.queue_pair)
 
     def write(self, offset: int, data: bytes, *, flag: bool = False) -> None:
@@ -159,6 +160,7 @@ class VerbsTransport(Transport):
         self._check_open()
         while self._reap():
             pass
+        self._give_up_if_late()
 
     def complete(self, reads: Iterable[PendingRead]) -> None:
         if any(not read.done for read in reads):
@@ -232,6 +234,8 @@ class VerbsTransport(Transport):
         if self._posted - last_signal >= self._signal_every:
             flags |= _SIGNALED
         if flags & _SIGNALED:
+            if not self._signalled:
+                self._waiting_since = time.monotonic()
             self._signalled.append(_Signal(self._posted, self._staging.taken, self._fetching.taken, read, local))
         address = region.address + offset - region.offset
         request.fill(
@@ -249,12 +253,15 @@ class VerbsTransport(Transport):
 
     def _wait(self, number: int) -> None:
         """Until the work request ``number``, a signalled one, is done."""
-        deadline = time.monotonic() + self._timeout
         while self._retired < number:
             if not self._reap():
-                if time.monotonic() > deadline:
-                    self._lose(TransportLostError(f"no completion of an RDMA operation within {self._timeout:g} s"))
+                self._give_up_if_late()
                 os.sched_yield()
+
+    def _give_up_if_late(self) -> None:
+        """The last resort: the queue pair's own retries should have ended the wait."""
+        if self._signalled and time.monotonic() - self._waiting_since > self._timeout:
+            self._lose(TransportLostError(f"no completion of an RDMA operation within {self._timeout:g} s"))
 
     def _reap(self) -> bool:
         """Take what the completion queue holds; whether that was anything."""
@@ -266,6 +273,7 @@ class VerbsTransport(Transport):
             self._retired = completion.wr_id
             while self._signalled and self._signalled[0].number <= self._retired:
                 self._retire(self._signalled.popleft())
+            self._waiting_since = time.monotonic()
         return bool(count)
 
     def _retire(self, signal: _Signal) -> None:
