@@ -38,8 +38,8 @@ class CompletionStatus(enum.IntEnum):
 
 _MEANINGS = {
     CompletionStatus.REM_ACCESS_ERR: "the peer's memory region does not allow it: wrong or revoked rkey, or range",
-    CompletionStatus.REM_INV_REQ_ERR: "the peer's queue pair does not allow the operation",
-    CompletionStatus.RETRY_EXC_ERR: "no answer: link down, peer gone, or MTU mismatch",
+    CompletionStatus.REM_INV_REQ_ERR: "the peer's queue pair does not allow it, or the ends disagree on the MTU",
+    CompletionStatus.RETRY_EXC_ERR: "no answer: link down, peer gone, or an MTU too large for the path",
     CompletionStatus.WR_FLUSH_ERR: "the queue pair failed before",
 }
 
