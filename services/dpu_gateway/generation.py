@@ -26,6 +26,7 @@ from services.dpu_gateway.output import OutputText
 from services.dpu_gateway.request import ChatPrompt, Request, TextPrompt, parse_request, token_budget
 from services.dpu_gateway.session import Session
 from services.dpu_gateway.streams import Entries, Stream
+from services.dpu_gateway.tracing import NO_TRACE, SpanTracer, Trace
 from services.ring.errors import RingError
 from services.ring.schema import FinishReason, LogKind
 
@@ -43,12 +44,21 @@ Write = Callable[[pb.GenerateResponse], Awaitable[object]]
 class Generations:
     """The worker's one way to the ring. Events are those of blink.v1, in the order that inference.proto promises."""
 
-    def __init__(self, link: EngineLink, metrics: GatewayMetrics, access: Access, retry_after: float) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        metrics: GatewayMetrics,
+        access: Access,
+        *,
+        retry_after: float,
+        tracer: SpanTracer | None = None,
+    ) -> None:
         self.link = link
         self.draining = False
         self.overloads: Counter[Overload] = Counter()
         self._metrics = metrics
         self._access = access
+        self._tracer = tracer
         self._retry_after = retry_after
         self._log = get_logger()
         self._idle = asyncio.Event()
@@ -77,7 +87,9 @@ class Generations:
             self._metrics.refused(error)
             raise
 
-    async def run(self, message: pb.GenerateRequest | FieldError, caller: Caller, write: Write) -> None:
+    async def run(
+        self, message: pb.GenerateRequest | FieldError, caller: Caller, write: Write, trace: Trace = NO_TRACE
+    ) -> None:
         """Await ``write`` with each event until the end. To end it early, cancel the task: that cancels in the engine.
 
         ``message`` may be why there is none: a request that could not even be read is refused here like any other.
@@ -86,11 +98,13 @@ class Generations:
         self._open += 1
         self._idle.clear()
         metrics = RequestMetrics(self._metrics)
+        request_id = ""
         try:
             if isinstance(message, FieldError):
                 raise message
             session = self.require_session()
             request = parse_request(message, session.model.limits)
+            request_id = request.request_id
             names = {"caller": caller.name} if caller.name else {}
             with bound_request(request.request_id, **names), caller.admitted():
                 await self._run(session, request, metrics, write)
@@ -101,6 +115,8 @@ class Generations:
             raise
         finally:
             metrics.close()
+            if self._tracer is not None:
+                self._tracer.record(metrics.times(request_id), trace)
             self._open -= 1
             if not self._open:
                 self._idle.set()

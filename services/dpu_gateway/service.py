@@ -10,6 +10,7 @@ from blink.v1 import inference_pb2 as pb
 from services.dpu_gateway.errors import FieldError, GatewayError, UnauthenticatedError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.peers import Peers, is_forwarded
+from services.dpu_gateway.tracing import NO_TRACE, TRACEPARENT, TRACESTATE, Trace
 from services.dpu_gateway.wire import lenient_parser
 
 SERVICE = "blink.v1.Inference"
@@ -20,7 +21,17 @@ AbortContext = grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
 
 def authorization(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
     """The call's ``authorization`` metadata."""
-    found = (value for key, value in context.invocation_metadata() or () if key == "authorization")
+    return _metadata(context, "authorization")
+
+
+def trace_of(context: grpc.aio.ServicerContext[Any, Any]) -> Trace:
+    """The trace that the call belongs to."""
+    parent = _metadata(context, TRACEPARENT)
+    return Trace(parent, _metadata(context, TRACESTATE) or "") if parent else NO_TRACE
+
+
+def _metadata(context: grpc.aio.ServicerContext[Any, Any], name: str) -> str | None:
+    found = (value for key, value in context.invocation_metadata() or () if key == name)
     value = next(found, None)
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
@@ -55,7 +66,7 @@ class InferenceService:
     async def generate(self, message: pb.GenerateRequest | FieldError, context: GenerateContext) -> None:
         try:
             caller = self._generations.identify(authorization(context))
-            await self._generations.run(message, caller, context.write)
+            await self._generations.run(message, caller, context.write, trace_of(context))
         except GatewayError as error:
             await context.abort(error.code, str(error), error.trailing_metadata())
 

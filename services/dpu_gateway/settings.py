@@ -37,6 +37,11 @@ class GatewaySettings(RingAccessSettings):
 
     api_keys: Path | None = Field(None, description="TOML file of API keys (blink key new); none lets anybody call")
 
+    trace_endpoint: str = Field(
+        "", pattern=r"^(https?://.+)?$", description="OpenTelemetry collector, http://HOST:4317; empty traces nothing"
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share traced of requests that bring no trace of their own")
+
     encode_threads: int = Field(0, ge=0, le=64, description="threads that tokenize; 0 takes one for each available CPU")
     poll_fast_us: int = Field(
         500, ge=50, le=100_000, description="between two looks at the token log while tokens flow"

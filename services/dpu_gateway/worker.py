@@ -29,6 +29,7 @@ from services.dpu_gateway.service import InferenceService
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.tls import IngressTls
 from services.dpu_gateway.tokenizer import EncodePools
+from services.dpu_gateway.tracing import otlp_tracer
 
 LAST_WORDS = 1.0  # seconds for the statuses of ended streams to leave
 STOP_GRACE = 0.2  # seconds for calls other than Generate
@@ -50,7 +51,14 @@ class Worker:
         self._peers = Peers(directory, settings.instance, settings.worker)
         self._figures = figures
         self._access = _access(settings, directory)
-        self.generations = Generations(self.link, metrics, self._access, settings.retry_after)
+        self._tracer = (
+            otlp_tracer(settings.trace_endpoint, settings.lane_owner, settings.trace_ratio)
+            if settings.trace_endpoint
+            else None
+        )
+        self.generations = Generations(
+            self.link, metrics, self._access, retry_after=settings.retry_after, tracer=self._tracer
+        )
         inference = InferenceService(self.generations, self._peers)
         controller = ControlService(self.generations, settings.retry_after)
         self._server = build_server(settings, inference, controller, self._health)
@@ -116,6 +124,8 @@ class Worker:
         await self._peers.close()
         self._pools.shutdown()
         self._access.close()
+        if self._tracer is not None:  # may wait for a collector that does not answer
+            await asyncio.to_thread(self._tracer.close)
         self._socket.unlink(missing_ok=True)
         if self._figures is not None:
             self._figures.remove()

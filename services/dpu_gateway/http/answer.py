@@ -16,6 +16,7 @@ from services.dpu_gateway.errors import GatewayError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.http.errors import from_gateway
 from services.dpu_gateway.http.formats import REASONS, Format, Json, joined, usage
+from services.dpu_gateway.tracing import Trace
 
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 JSON = b"application/json"
@@ -48,6 +49,7 @@ class Answer:
         format_: Format,
         *,
         caller: Caller,
+        trace: Trace,
         request_id: str,
         model: str,
         repeats: int,
@@ -55,6 +57,7 @@ class Answer:
         self._generations = generations
         self._messages = messages
         self._caller = caller
+        self._trace = trace
         self._format = format_
         self._id = request_id
         self._head: Json = {"id": request_id, "object": "", "created": int(time.time()), "model": model}
@@ -126,7 +129,7 @@ class Answer:
             raise errors.exceptions[0] from None
 
     async def _one(self, choice: Choice, message: pb.GenerateRequest, write: _Write) -> None:
-        await self._generations.run(message, self._caller, lambda event: write(choice, event))
+        await self._generations.run(message, self._caller, lambda event: write(choice, event), self._trace)
 
     async def _collect(self, choice: Choice, event: pb.GenerateResponse) -> None:
         if event.HasField("accepted"):

@@ -27,6 +27,7 @@ from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody
 from services.dpu_gateway.http.translate import chat_messages, completion_messages
 from services.dpu_gateway.metrics.exposition import Exposition
 from services.dpu_gateway.model import Model
+from services.dpu_gateway.tracing import TRACEPARENT, TRACESTATE, Trace
 
 REQUEST_ID = re.compile(r"[!-~]{1,100}")  # leaves room for a choice's number
 Handler = Callable[[Headers, Receive, Send], Awaitable[None]]
@@ -74,6 +75,7 @@ class HttpApi:
             messages,
             CompletionFormat(model.decode_table, echoes),
             caller=caller,
+            trace=Trace(headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")),
             request_id=request_id,
             model=model.card.name,
             repeats=body.n or 1,
@@ -92,6 +94,7 @@ class HttpApi:
             messages,
             ChatFormat(model.decode_table),
             caller=caller,
+            trace=Trace(headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")),
             request_id=request_id,
             model=model.card.name,
             repeats=len(messages),

@@ -147,10 +147,11 @@ class GatewayMetrics:
             )
         return metrics
 
-    def refused(self, error: GatewayError) -> None:
-        """A request was refused before it was queued."""
+    def refused(self, error: GatewayError) -> str:
+        """A request was refused before it was queued; the reason that is counted."""
         reason = error.cause.value if isinstance(error, OverloadedError) else error.code.name.lower()
         self.rejected.labels(reason).inc()
+        return reason
 
     def collect(self) -> Iterable[Metric]:
         """This worker's own figures."""

@@ -9,6 +9,7 @@ from blink.v1 import inference_pb2 as pb
 
 from services.dpu_gateway.errors import GatewayError, Overload, OverloadedError
 from services.dpu_gateway.metrics.gateway import End, GatewayMetrics, ModelMetrics
+from services.dpu_gateway.tracing import RequestTimes
 
 
 class RequestMetrics:
@@ -22,8 +23,10 @@ class RequestMetrics:
         "_last",
         "_metrics",
         "_model",
+        "_model_name",
         "_prompt_tokens",
-        "_refused",
+        "_queue_seconds",
+        "_refusal",
         "_tokens",
     )
 
@@ -42,13 +45,16 @@ class RequestMetrics:
         self._tokens = 0
         self._prompt_tokens = 0
         self._model: ModelMetrics | None = None
-        self._accepted = self._refused = False
+        self._model_name = ""
+        self._queue_seconds = 0.0
+        self._accepted = False
+        self._refusal = ""  # why it was not accepted
         self._end = End.ABORT  # unless something else is said
         metrics.open_requests.inc()
 
     def submitted(self, model: str, prompt_tokens: int) -> None:
         """The request is in the lane."""
-        self._model = self._metrics.of_model(model)
+        self._model, self._model_name = self._metrics.of_model(model), model
         self._prompt_tokens = prompt_tokens
 
     def accepted(self) -> None:
@@ -63,7 +69,7 @@ class RequestMetrics:
         if self._tokens:
             model.between_tokens.observe_many((now - self._last) / count, count)
         else:
-            self._first = now
+            self._first, self._queue_seconds = now, queue_seconds
             model.first_token.observe(now - self._arrived)
             model.queue.observe(queue_seconds)
             model.prefill.observe(max(0.0, now - self._arrived - queue_seconds))
@@ -81,14 +87,31 @@ class RequestMetrics:
         slow = isinstance(error, OverloadedError) and error.cause is Overload.SLOW_READER
         self._end = End.SLOW_READER if slow else End.ERROR
         if not self._accepted:
-            self._refused = True
-            self._metrics.refused(error)
+            self._refusal = self._metrics.refused(error)
+
+    def times(self, request_id: str) -> RequestTimes:
+        """What a trace shows of the request; once it is closed."""
+        epoch = time.time() - time.monotonic()
+        waited = self._arrived + self._queue_seconds
+        return RequestTimes(
+            request_id=request_id,
+            model=self._model_name,
+            arrived=self._arrived + epoch,
+            admitted=waited + epoch if self._tokens else 0.0,
+            first_token=self._first + epoch if self._tokens else 0.0,
+            last_token=self._last + epoch if self._tokens else 0.0,
+            ended=time.time(),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._tokens,
+            end=self._refusal or self._end.value,
+            failed=bool(self._refusal) or self._end in {End.ERROR, End.SLOW_READER},
+        )
 
     def close(self) -> None:
         """Nothing more happens to it, whether or not anybody said how it ended."""
         self._metrics.open_requests.dec()
         model = self._model
-        if model is None or self._refused:
+        if model is None or self._refusal:
             return
         model.ends[self._end].inc()
         model.prompt_length.observe(self._prompt_tokens)

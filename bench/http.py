@@ -1,0 +1,104 @@
+"""What OpenAI's HTTP API adds to a first token over gRPC: the two asked in turns, one request at a time.
+
+    python -m bench.http [--requests 400]
+
+The stand-in engine owns the ring and answers at once. Both clients are as thin as their protocol allows: a gRPC stub
+that is given text, and a socket that is read up to the first token's event. Each asks for a chat, so both render the
+template. Half of the requests are over when the medians are taken, so warm-up and a busy machine weigh on both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import numpy as np
+import uvloop
+from blink.v1 import bootstrap_pb2_grpc, inference_pb2, inference_pb2_grpc
+from rich.console import Console
+from rich.table import Table
+
+from bench.gateway import Granting, process
+from tests.dpu_gateway.harness import MODEL
+from tests.support.stand_in_engine import FINGERPRINT
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
+MAX_TOKENS = 4
+
+
+async def by_grpc(stub: inference_pb2_grpc.InferenceAsyncStub) -> float:
+    request = inference_pb2.GenerateRequest(stop=inference_pb2.StopConditions(max_tokens=MAX_TOKENS))
+    request.chat.messages.add(role="user", content=PROMPT)
+    begun, first = time.perf_counter(), 0.0
+    async for event in stub.Generate(request):
+        if not first and event.HasField("chunk"):
+            first = time.perf_counter()
+    return first - begun
+
+
+async def by_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+    body = json.dumps(
+        {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": MAX_TOKENS,
+            "stream": True,
+        }
+    ).encode()
+    begun, first = time.perf_counter(), 0.0
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    while (line := await reader.readline()) != b"0\r\n":  # the end of a chunked answer
+        if not first and line.startswith(b"data: ") and b'"content":""' not in line:
+            first = time.perf_counter()
+    await reader.readline()
+    return first - begun
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=400, help="by each protocol")
+    count = parser.parse_args().requests
+    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
+    ring = Path(f"/dev/shm/{directory.name}")
+    bootstrap = grpc.aio.server()
+    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
+    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
+    await bootstrap.start()
+    api, http = f"unix:{directory / 'api'}", directory / "http"
+    flags = [f"--listen={api}", f"--http-listen=unix:{http}", f"--bootstrap=unix:{directory / 'bootstrap'}"]
+    try:
+        async with AsyncExitStack() as stack:
+            engine_flags = ("--slots=64", f"--fingerprint={FINGERPRINT.hex()}")
+            await stack.enter_async_context(
+                process("tests.support.stand_in_engine", str(ring), *engine_flags, ready="READY")
+            )
+            await stack.enter_async_context(
+                process("services.dpu_gateway", *flags, ready='"attached"', BLINK_RUNTIME_DIR=str(directory))
+            )
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(api))
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            reader, writer = await asyncio.open_unix_connection(str(http))
+            times = np.array([(await by_grpc(stub), await by_http(reader, writer)) for _ in range(count)])[count // 2 :]
+            writer.close()
+    finally:
+        await bootstrap.stop(0)
+        shutil.rmtree(directory)
+    table = Table("first token after, ms", "p10", "p50", "p90")
+    by_protocol = {"gRPC": times[:, 0], "HTTP": times[:, 1], "HTTP less gRPC, in pairs": times[:, 1] - times[:, 0]}
+    for name, row in by_protocol.items():
+        table.add_row(name, *(f"{value * 1e3:.2f}" for value in np.percentile(row, (10, 50, 90))))
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
