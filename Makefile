@@ -105,7 +105,7 @@ format: install
 
 # Needs uv. The lock files carry hashes of every wheel and no index address.
 lock:
-	for set in runtime dev bench cuda; do \
+	for set in runtime operator dev bench cuda; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	    requirements/$$set.in -o requirements/$$set.txt || exit 1; done
 

@@ -23,7 +23,7 @@ from pydantic_settings import SettingsError as PydanticSettingsError
 
 from services.common.errors import BlinkError
 
-PROCESSES = ("bootstrap", "gateway")  # the tables that a configuration file may have
+PROCESSES = ("bootstrap", "gateway", "operator")  # the tables that a configuration file may have
 CONFIG_VARIABLE = "BLINK_CONFIG"
 
 

@@ -1,0 +1,1 @@
+"""The Kubernetes operator that puts tenants, batch workloads, on the CPU cores that serving no longer needs."""

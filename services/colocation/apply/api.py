@@ -1,0 +1,125 @@
+"""The few calls that the operator makes. Objects go in and come out as the API server's own JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+from kubernetes.aio.client import ApiClient, CoreV1Api, CustomObjectsApi, V1DeleteOptions, V1Preconditions
+from kubernetes.aio.client.exceptions import ApiException
+
+from services.colocation.decision.model import Key
+from services.colocation.names import GROUP, POOLS, TENANTS, VERSION
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+CALLS_AT_ONCE = 16
+CALL_SECONDS = 10.0
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+class Api:
+    """``calls`` counts them by verb and resource."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.calls: Counter[str] = Counter()
+        self._objects = CustomObjectsApi(client)  # serves any group, not custom ones alone
+        self._core = CoreV1Api(client)
+        self._limit = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    async def create_job(self, manifest: Json) -> Json:
+        namespace = manifest["metadata"]["namespace"]
+        return await self._json(
+            "create jobs",
+            self._objects.create_namespaced_custom_object("batch", "v1", namespace, "jobs", manifest, **_LIMIT),
+        )
+
+    async def patch_job(self, key: Key, patch: Json) -> Json:
+        return await self._json(
+            "patch jobs",
+            self._objects.patch_namespaced_custom_object(
+                "batch", "v1", key.namespace, "jobs", key.name, patch, _content_type=MERGE, **_LIMIT
+            ),
+        )
+
+    async def delete_job(self, key: Key, uid: str) -> None:
+        """Its pods go with it. Deletes no other Job than that with this ``uid``; done when it is gone already."""
+        body = V1DeleteOptions(propagation_policy="Background", preconditions=V1Preconditions(uid=uid))
+        await self._gone(
+            "delete jobs",
+            self._objects.delete_namespaced_custom_object(
+                "batch", "v1", key.namespace, "jobs", key.name, body=body, **_LIMIT
+            ),
+        )
+
+    async def resize_pod(self, key: Key, container: str, cores: int) -> Json:
+        cpu = {"cpu": str(cores)}
+        body = {"spec": {"containers": [{"name": container, "resources": {"requests": cpu, "limits": cpu}}]}}
+        pod = await self._call(
+            "resize pods",
+            self._core.patch_namespaced_pod_resize(key.name, key.namespace, body, _content_type=STRATEGIC, **_LIMIT),
+        )
+        made: Json = self._core.api_client.sanitize_for_serialization(pod)
+        return made
+
+    async def kill_pod(self, key: Key) -> None:
+        """Without waiting for it to end by itself."""
+        await self._gone(
+            "delete pods",
+            self._core.delete_namespaced_pod(key.name, key.namespace, grace_period_seconds=0, **_LIMIT),
+        )
+
+    async def patch_tenant(self, key: Key, patch: Json, status: bool = False) -> Json:
+        patch_it = (
+            self._objects.patch_namespaced_custom_object_status
+            if status
+            else (self._objects.patch_namespaced_custom_object)
+        )
+        return await self._json(
+            f"patch tenants{'/status' * status}",
+            patch_it(GROUP, VERSION, key.namespace, TENANTS, key.name, patch, _content_type=MERGE, **_LIMIT),
+        )
+
+    async def patch_pool(self, name: str, patch: Json, status: bool = False) -> Json:
+        patch_it = (
+            self._objects.patch_cluster_custom_object_status if status else (self._objects.patch_cluster_custom_object)
+        )
+        return await self._json(
+            f"patch tenantpools{'/status' * status}",
+            patch_it(GROUP, VERSION, POOLS, name, patch, _content_type=MERGE, **_LIMIT),
+        )
+
+    async def create_event(self, namespace: str, event: Json) -> None:
+        await self._call(
+            "create events",
+            self._objects.create_namespaced_custom_object("events.k8s.io", "v1", namespace, "events", event, **_LIMIT),
+        )
+
+    async def can_resize(self) -> bool:
+        """Whether the API server lets a running pod's resources be changed."""
+        resources = await self._call("get resources", self._core.get_api_resources(**_LIMIT))
+        return any(each.name == "pods/resize" for each in resources.resources)
+
+    async def _gone(self, name: str, call: Awaitable[object]) -> None:
+        try:
+            await self._call(name, call)
+        except ApiException as error:
+            if error.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+                raise
+
+    async def _json(self, name: str, call: Awaitable[object]) -> Json:
+        """A call whose answer is an object, which the custom objects' client leaves as it came."""
+        return cast(Json, await self._call(name, call))
+
+    async def _call(self, name: str, call: Awaitable[T]) -> T:
+        async with self._limit:
+            self.calls[name] += 1
+            return await call
+
+
+_LIMIT: Json = {"_request_timeout": CALL_SECONDS}

@@ -1,0 +1,87 @@
+"""The Job of a Tenant."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from services.colocation.names import CORES_ANNOTATION, GROUP, NODE_ANNOTATION, TENANT_LABEL, VERSION
+from services.colocation.observe.objects import Object
+
+
+def job_manifest(tenant: Object, cores: int, node: str, priority_class: str) -> dict[str, Any]:
+    """A Job that is suspended and, where ``node`` is named, bound to it.
+
+    Its container asks for exactly ``cores``, and for as much memory as it may use, so that the pod is Guaranteed and
+    a static CPU manager gives it whole CPUs of its own.
+    """
+    metadata, template = tenant["metadata"], tenant["spec"]["template"]
+    spec: dict[str, Any] = deepcopy(dict(template["spec"]))
+    spec["suspend"] = True
+    spec["parallelism"] = 1
+    pod = spec["template"]
+    label = {TENANT_LABEL: metadata["name"]}
+    pod["metadata"] = {**(pod.get("metadata") or {})}
+    pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **label}
+    pod_spec = pod["spec"]
+    pod_spec.setdefault("restartPolicy", "Never")
+    if priority_class:
+        pod_spec.setdefault("priorityClassName", priority_class)
+    if pod_spec["restartPolicy"] == "Never":
+        # A drained node or an eviction is no failure of the tenant's.
+        disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        spec.setdefault("podFailurePolicy", {"rules": [disrupted]})
+    _size(pod_spec["containers"][0], cores)
+    if node:
+        pod_spec["affinity"] = bound(pod_spec.get("affinity"), node)
+    own = template.get("metadata") or {}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": {**(own.get("labels") or {}), **label},
+            "annotations": {**(own.get("annotations") or {}), **placement_annotations(cores, node)},
+            "ownerReferences": [
+                {
+                    "apiVersion": f"{GROUP}/{VERSION}",
+                    "kind": "Tenant",
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": spec,
+    }
+
+
+def placement_annotations(cores: int, node: str) -> dict[str, str]:
+    """What makes a Job that is not suspended a placed one."""
+    return {NODE_ANNOTATION: node, CORES_ANNOTATION: str(cores)}
+
+
+def bound(affinity: Object | None, node: str) -> dict[str, Any]:
+    """``affinity`` with the node as a further requirement; its terms are alternatives, so each of them gets it."""
+    made: dict[str, Any] = deepcopy(dict(affinity or {}))
+    required = made.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [{**term, "matchFields": [*term.get("matchFields", ()), here]} for term in terms]
+    return made
+
+
+def job_cores(job: Object) -> int:
+    """What a new pod of the Job would ask for."""
+    return int(job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+
+
+def _size(container: dict[str, Any], cores: int) -> None:
+    resources = container.setdefault("resources", {})
+    requests, limits = resources.setdefault("requests", {}), resources.setdefault("limits", {})
+    requests["cpu"] = limits["cpu"] = str(cores)
+    memory = limits.get("memory") or requests.get("memory")
+    if memory:
+        requests["memory"] = limits["memory"] = memory

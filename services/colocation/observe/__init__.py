@@ -1,0 +1,1 @@
+"""From the cluster's objects to what decisions are made of."""

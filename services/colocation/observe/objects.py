@@ -1,0 +1,181 @@
+"""One object of the cluster as decisions see it. Fields that the API server has validated are taken as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, time
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from services.colocation.decision.model import (
+    EvictionOrder,
+    Guard,
+    Key,
+    Node,
+    Objectives,
+    Outcome,
+    Placement,
+    Pool,
+    Preemption,
+    Reading,
+    Stage,
+    Tenant,
+    Window,
+)
+from services.colocation.errors import InvalidObjectError
+from services.colocation.names import (
+    CORES_ANNOTATION,
+    NODE_ANNOTATION,
+)
+from services.colocation.observe.quantities import millicores
+
+Object = Mapping[str, Any]
+
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+ALL_DAYS = frozenset(range(7))
+ENDED = frozenset({"Succeeded", "Failed"})
+
+
+def instant(text: str | None) -> datetime | None:
+    """A time as the API server writes it."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def timestamp(moment: datetime | None, precision: str = "seconds") -> str | None:
+    """The same, the other way."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def created(thing: Object) -> datetime:
+    return datetime.fromisoformat(thing["metadata"]["creationTimestamp"])
+
+
+def condition(thing: Object, kind: str) -> bool:
+    """Whether the object has this condition."""
+    found = (thing.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == kind and each["status"] == "True" for each in found)
+
+
+def node_of(thing: Object, serving: int, others: int, leaving: int) -> Node:
+    """A Node, and what its pods hold in millicores."""
+    metadata, status = thing["metadata"], thing.get("status") or {}
+    cordoned = (thing.get("spec") or {}).get("unschedulable", False)
+    return Node(
+        name=metadata["name"],
+        labels=dict(metadata.get("labels") or {}),
+        allocatable=millicores((status.get("allocatable") or {}).get("cpu", 0)),
+        serving=serving,
+        others=others,
+        leaving=leaving,
+        schedulable=not cordoned and condition(thing, "Ready") and "deletionTimestamp" not in metadata,
+    )
+
+
+def pool_of(thing: Object, reading: Reading | None) -> Pool:
+    """A TenantPool. Raises InvalidObjectError for a time zone that does not exist."""
+    spec, status, metadata = thing["spec"], thing.get("status") or {}, thing["metadata"]
+    schedule = spec.get("schedule") or {}
+    ceilings = spec.get("ceilings") or {}
+    zone = schedule.get("timeZone", "UTC")
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise InvalidObjectError(f"spec.schedule.timeZone is {zone!r}, which is no time zone") from error
+    guard = status.get("guard") or {}
+    return Pool(
+        name=metadata["name"],
+        created=created(thing),
+        selector=dict(spec["nodeSelector"]),
+        baseline_cores=spec["serving"]["baselineCores"],
+        reserved_cores=spec["serving"].get("reservedCores", 0),
+        cpu_percent=ceilings.get("cpuPercent", 100),
+        bandwidth=ceilings.get("memoryBandwidthMBps"),
+        objectives=_objectives(spec.get("sloGuard")),
+        eviction_order=EvictionOrder(spec.get("evictionOrder", EvictionOrder.LOWEST_PRIORITY_FIRST)),
+        windows=tuple(_window(each) for each in schedule.get("windows", ())),
+        time_zone=zone,
+        guard=Guard(
+            Stage(guard.get("stage", Stage.NORMAL)), instant(guard.get("since")), instant(guard.get("calmSince"))
+        ),
+        reading=reading,
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tenant:
+    """A Tenant with its Job and its Job's pods."""
+    spec, status = thing["spec"], thing.get("status") or {}
+    cores = spec["cores"]
+    live = list(pods)
+    own = [pod for pod in live if job is not None and belongs(pod, job)]
+    staying = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
+    placement = placement_of(job, staying)
+    return Tenant(
+        key=Key(thing["metadata"]["namespace"], thing["metadata"]["name"]),
+        pool=spec["pool"],
+        created=created(thing),
+        min_cores=cores["min"],
+        max_cores=cores.get("max", cores["min"]),
+        priority=spec.get("priority", 0),
+        preemption=Preemption(spec.get("preemption", Preemption.NEVER)),
+        deadline=instant(spec.get("deadline")),
+        bandwidth_per_core=spec.get("memoryBandwidthMBpsPerCore", 0),
+        queued=instant(status.get("queuedAt")),
+        changed=instant(status.get("changedAt")),
+        has_job=job is not None,
+        placement=placement,
+        pod_pending=placement is not None and not any((p.get("spec") or {}).get("nodeName") for p in staying),
+        lingering=placement is None and bool(live),
+        outcome=outcome_of(job) or _recorded_outcome(status),
+    )
+
+
+def belongs(pod: Object, job: Object) -> bool:
+    """Whether the pod is this Job's, and not one's that had its name before."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(each["uid"] == job["metadata"]["uid"] for each in owners)
+
+
+def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
+    """Where a released Job is: its annotations say, and a pod that was resized knows better how many cores it has."""
+    if job is None or job["spec"].get("suspend") or "deletionTimestamp" in job["metadata"] or outcome_of(job):
+        return None
+    annotations = job["metadata"].get("annotations") or {}
+    node, cores = annotations.get(NODE_ANNOTATION), annotations.get(CORES_ANNOTATION)
+    if not node or not cores:
+        return None
+    sizes = [millicores(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]) // 1000 for pod in pods]
+    return Placement(node, max(sizes, default=int(cores)))
+
+
+def outcome_of(job: Object | None) -> Outcome | None:
+    """How a Job ended; None while it has not."""
+    if job is None:
+        return None
+    if condition(job, "Complete"):
+        return Outcome.SUCCEEDED
+    return Outcome.FAILED if condition(job, "Failed") else None
+
+
+def _recorded_outcome(status: Object) -> Outcome | None:
+    """What the Tenant's own status says: its Job may have been removed since."""
+    phase = status.get("phase")
+    return Outcome(phase) if phase in ENDED else None
+
+
+def _objectives(guard: Object | None) -> Objectives | None:
+    if guard is None:
+        return None
+    ttft, tpot = guard.get("ttftP99Milliseconds"), guard.get("tpotP99Milliseconds")
+    return Objectives(
+        ttft=None if ttft is None else ttft / 1000,
+        tpot=None if tpot is None else tpot / 1000,
+        window=guard.get("windowSeconds", 60),
+        recovery=guard.get("recoveryPercent", 80) / 100,
+        restore_after=guard.get("restoreAfterSeconds", 120),
+    )
+
+
+def _window(window: Object) -> Window:
+    days = frozenset(DAYS.index(day) for day in window.get("days") or ())
+    return Window(days or ALL_DAYS, time.fromisoformat(window["start"]), time.fromisoformat(window["end"]))

@@ -1,0 +1,167 @@
+"""The latest state of every object that decisions depend on, fed by watches.
+
+Pods are kept as the few figures that count, so that a large cluster fits into little memory and a decision does not
+parse quantities again and again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from services.colocation.decision.model import Cluster, Key, Pool, Reading
+from services.colocation.errors import InvalidObjectError
+from services.colocation.names import COMPONENT_LABEL, PART_OF, PART_OF_LABEL, SERVING_COMPONENTS, TENANT_LABEL
+from services.colocation.observe.objects import ENDED, Object, belongs, condition, node_of, pool_of, tenant_of
+from services.colocation.observe.quantities import pod_millicores
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    node: str
+    millicores: int
+    serving: bool
+
+
+@dataclass
+class Store:
+    """What watches have shown. ``invalid`` says which pools can't be followed, and why."""
+
+    nodes: dict[str, Object] = field(default_factory=dict)
+    pools: dict[str, Object] = field(default_factory=dict)
+    tenants: dict[Key, Object] = field(default_factory=dict)
+    jobs: dict[Key, Object] = field(default_factory=dict)
+    invalid: dict[str, str] = field(default_factory=dict)
+    _pods: dict[Key, _Pod] = field(default_factory=dict)
+    _serving: Counter[str] = field(default_factory=Counter)  # millicores by node
+    _others: Counter[str] = field(default_factory=Counter)
+    _tenant_pods: dict[Key, dict[str, Object]] = field(default_factory=lambda: defaultdict(dict))
+
+    def set_node(self, node: Object, gone: bool) -> bool:
+        """Take in a Node. Returns, as all setters do, whether decisions may depend on what changed."""
+        name = node["metadata"]["name"]
+        before = self.nodes.get(name)
+        if gone or not _newer(node, before):
+            return gone and self.nodes.pop(name, None) is not None
+        self.nodes[name] = node
+        return before is None or _of_interest(before) != _of_interest(node)
+
+    def set_pool(self, pool: Object, gone: bool) -> bool:
+        return _set(self.pools, pool["metadata"]["name"], pool, gone)
+
+    def set_tenant(self, tenant: Object, gone: bool) -> bool:
+        return _set(self.tenants, _key(tenant), tenant, gone)
+
+    def set_job(self, job: Object, gone: bool) -> bool:
+        if TENANT_LABEL not in (job["metadata"].get("labels") or {}):
+            return False
+        return _set(self.jobs, _key(job), job, gone)
+
+    def set_pod(self, pod: Object, gone: bool) -> bool:
+        """A pod that is no tenant's is kept as what it holds of its node."""
+        key = _key(pod)
+        owner = (pod["metadata"].get("labels") or {}).get(TENANT_LABEL)
+        gone = gone or (pod.get("status") or {}).get("phase") in ENDED
+        if owner is not None:
+            pods = self._tenant_pods[Key(key.namespace, owner)]
+            if not gone and not _newer(pod, pods.get(key.name)):
+                return False
+            if gone:
+                pods.pop(key.name, None)
+            else:
+                pods[key.name] = pod
+            return True
+        before = self._pods.pop(key, None)
+        now = None if gone else _weigh(pod)
+        self._count(before, -1)
+        self._count(now, 1)
+        if now is not None:
+            self._pods[key] = now
+        return now != before
+
+    def pods_of(self, key: Key) -> Iterable[Object]:
+        """A tenant's pods that have not ended."""
+        return self._tenant_pods[key].values() if key in self._tenant_pods else ()
+
+    def cluster(self, now: datetime, readings: dict[str, Reading | None], resizable: bool) -> Cluster:
+        """This moment, for a decision."""
+        tenants = tuple(
+            tenant_of(thing, self.jobs.get(key), self.pods_of(key))
+            for key, thing in self.tenants.items()
+            if "deletionTimestamp" not in thing["metadata"]
+        )
+        leaving = self._leaving({each.key for each in tenants if each.placement is not None})
+        nodes = tuple(
+            node_of(node, self._serving[name], self._others[name], leaving[name]) for name, node in self.nodes.items()
+        )
+        return Cluster(now, nodes, self._valid_pools(readings), tenants, resizable)
+
+    def _leaving(self, placed: set[Key]) -> Counter[str]:
+        """Millicores of tenants' pods that are to end: those told so, and those whose Job is no longer released."""
+        held: Counter[str] = Counter()
+        for key, pods in self._tenant_pods.items():
+            job = self.jobs.get(key) if key in placed else None
+            for pod in pods.values():
+                node = (pod.get("spec") or {}).get("nodeName")
+                if node and (job is None or "deletionTimestamp" in pod["metadata"] or not belongs(pod, job)):
+                    held[node] += pod_millicores(pod)
+        return held
+
+    def _count(self, pod: _Pod | None, sign: int) -> None:
+        if pod is not None:
+            (self._serving if pod.serving else self._others)[pod.node] += sign * pod.millicores
+
+    def _valid_pools(self, readings: dict[str, Reading | None]) -> tuple[Pool, ...]:
+        self.invalid = {}
+        pools = []
+        for name, thing in self.pools.items():
+            try:
+                pools.append(pool_of(thing, readings.get(name)))
+            except InvalidObjectError as error:
+                self.invalid[name] = str(error)
+        return tuple(pools)
+
+
+def _weigh(pod: Object) -> _Pod | None:
+    node = (pod.get("spec") or {}).get("nodeName")
+    if not node:
+        return None
+    labels = pod["metadata"].get("labels") or {}
+    serving = labels.get(PART_OF_LABEL) == PART_OF and labels.get(COMPONENT_LABEL) in SERVING_COMPONENTS
+    return _Pod(node, pod_millicores(pod), serving)
+
+
+def _key(thing: Object) -> Key:
+    return Key(thing["metadata"]["namespace"], thing["metadata"]["name"])
+
+
+def _set(into: dict[K, Object], key: K, thing: Object, gone: bool) -> bool:
+    before = into.get(key)
+    if gone:
+        # A watch may tell late of an object that has been replaced by one of the same name.
+        if before is not None and before["metadata"].get("uid") == thing["metadata"].get("uid"):
+            del into[key]
+            return True
+        return False
+    if not _newer(thing, before):
+        return False
+    into[key] = thing
+    return True
+
+
+def _newer(thing: Object, before: Object | None) -> bool:
+    """Whether ``thing`` is no older than what is known: watches lag behind answers to writes."""
+    if before is None:
+        return True
+    return int(thing["metadata"].get("resourceVersion", 0)) > int(before["metadata"].get("resourceVersion", 0))
+
+
+def _of_interest(node: Object) -> tuple[object, ...]:
+    """What decisions depend on: a kubelet reports every few seconds, and most of it is heartbeat."""
+    allocatable = (node.get("status") or {}).get("allocatable")
+    return node["metadata"].get("labels"), node.get("spec"), condition(node, "Ready"), allocatable

@@ -1,0 +1,184 @@
+"""One round: look, decide, act, report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+from services.colocation.apply.api import Api, Json
+from services.colocation.apply.executor import CALL_ERRORS, Executor
+from services.colocation.apply.status import differs, invalid_status, pool_status, tenant_status
+from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Plan, Release, Resize, Suspend
+from services.colocation.decision.decide import decide
+from services.colocation.decision.model import Cluster, Key
+from services.colocation.metrics import OperatorMetrics
+from services.colocation.names import FINALIZER
+from services.colocation.observe.objects import Object
+from services.colocation.observe.store import Store
+from services.colocation.slo.watch import SloWatch
+from services.common.logging import get_logger
+
+# Cores are taken before they are given.
+_FIRST, _THEN, _LAST = (Suspend, Evict, Fail), (Resize, CreateJob), (Release,)
+MOVES = (Release, Resize, Suspend, Evict, Fail)
+
+
+class Reconciler:
+    """Idempotent: a round that was cut off anywhere is made good by the next."""
+
+    def __init__(
+        self, store: Store, api: Api, executor: Executor, slo: SloWatch, metrics: OperatorMetrics, *, resizable: bool
+    ) -> None:
+        self._store = store
+        self._api = api
+        self._executor = executor
+        self._slo = slo
+        self._metrics = metrics
+        self._resizable = resizable
+        self._log = get_logger()
+
+    async def round(self) -> Plan:
+        """Never raises for what the API server refuses or does not answer: it is counted, logged and tried again."""
+        guards = {n: p["spec"]["sloGuard"] for n, p in self._store.pools.items() if "sloGuard" in p["spec"]}
+        await self._slo.look(guards)
+        with self._metrics.reconcile.labels("decide").time():
+            cluster = self._store.cluster(datetime.now(UTC), self._slo.readings, self._resizable)
+            plan = decide(cluster)
+        self._metrics.show(plan, cluster.pools)
+        with self._metrics.reconcile.labels("apply").time():
+            await self._claim_objects()
+            done: set[Key] = set()
+            for kinds in (_FIRST, _THEN, _LAST):
+                acts = [action for action in plan.actions if isinstance(action, kinds)]
+                for action, well in zip(acts, await self._all(acts), strict=True):
+                    if well and isinstance(action, MOVES):
+                        done.add(action.key)
+            failed = {a.key for a in plan.actions if isinstance(a, MOVES)} - done
+            await self._report_tenants(plan, cluster.now, done, failed)
+            await self._report_pools(plan, cluster)
+            await self._finish(cluster)
+        return plan
+
+    async def _all(self, actions: list[Action]) -> list[bool]:
+        return list(await asyncio.gather(*(self._act(action) for action in actions)))
+
+    async def _act(self, action: Action) -> bool:
+        kind = type(action).__name__
+        well = await self._try(kind, lambda: self._executor.carry_out(action))
+        if well:
+            self._metrics.actions.labels(kind, action.reason.value).inc()
+            self._log.info("acted", action=kind, tenant=str(action.key), reason=action.reason, message=action.message)
+        return well
+
+    async def _claim_objects(self) -> None:
+        """Have nothing deleted before the operator has cleaned up after it."""
+        await asyncio.gather(
+            *(
+                self._pool_finalizer(name, pool, add=True)
+                for name, pool in self._store.pools.items()
+                if _unclaimed(pool)
+            ),
+            *(
+                self._tenant_finalizer(key, tenant, add=True)
+                for key, tenant in self._store.tenants.items()
+                if _unclaimed(tenant)
+            ),
+        )
+
+    async def _finish(self, cluster: Cluster) -> None:
+        """Let go what is being deleted and has nothing left in the cluster."""
+        for key, thing in list(self._store.tenants.items()):
+            if "deletionTimestamp" in thing["metadata"] and FINALIZER in _finalizers(thing):
+                await self._try("finish", lambda key=key, thing=thing: self._finish_tenant(key, thing))  # type: ignore[misc]
+        in_use = {tenant.pool for tenant in cluster.tenants if tenant.placement is not None}
+        for name, pool in list(self._store.pools.items()):
+            if "deletionTimestamp" in pool["metadata"] and name not in in_use and FINALIZER in _finalizers(pool):
+                await self._pool_finalizer(name, pool, add=False)
+
+    async def _finish_tenant(self, key: Key, thing: Object) -> None:
+        if await self._executor.finish(thing):
+            await self._tenant_finalizer(key, thing, add=False)
+
+    async def _pool_finalizer(self, name: str, pool: Object, add: bool) -> None:
+        patch, last = _finalizer_patch(pool, add)
+
+        async def write() -> None:
+            self._store.set_pool(await self._api.patch_pool(name, patch), last)
+
+        await self._try("finalizer", write)
+
+    async def _tenant_finalizer(self, key: Key, tenant: Object, add: bool) -> None:
+        patch, last = _finalizer_patch(tenant, add)
+
+        async def write() -> None:
+            self._store.set_tenant(await self._api.patch_tenant(key, patch), last)
+
+        await self._try("finalizer", write)
+
+    async def _report_tenants(self, plan: Plan, now: datetime, done: set[Key], failed: set[Key]) -> None:
+        writes = []
+        for key, report in plan.tenants.items():
+            thing = self._store.tenants.get(key)
+            if thing is None or key in failed:  # what was not done is not reported as done
+                continue
+            status = tenant_status(thing, report, now, moved=key in done)
+            if differs(thing, status):
+                writes.append(self._write_tenant(key, status))
+        await asyncio.gather(*writes)
+
+    async def _write_tenant(self, key: Key, status: dict[str, object]) -> None:
+        async def write() -> None:
+            self._store.set_tenant(await self._api.patch_tenant(key, {"status": status}, status=True), gone=False)
+
+        await self._try("status", write)
+
+    async def _report_pools(self, plan: Plan, cluster: Cluster) -> None:
+        for pool in cluster.pools:
+            thing = self._store.pools[pool.name]
+            report, before = plan.pools[pool.name], pool.guard.stage
+            error = self._slo.errors.get(pool.name, "")
+            await self._write_pool(thing, pool_status(thing, pool, report, error, cluster.now))
+            if report.guard.stage is not before:
+                text = f"stage {before} -> {report.guard.stage}"
+                await self._try("event", lambda t=thing, m=text: self._executor.tell(t, "TenantPool", "GuardMoved", m))  # type: ignore[misc]
+        for name, why in self._store.invalid.items():
+            thing = self._store.pools[name]
+            await self._write_pool(thing, invalid_status(thing, why, cluster.now))
+
+    async def _write_pool(self, thing: Object, status: dict[str, object]) -> None:
+        if not differs(thing, status):
+            return
+
+        async def write() -> None:
+            name = thing["metadata"]["name"]
+            self._store.set_pool(await self._api.patch_pool(name, {"status": status}, status=True), gone=False)
+
+        await self._try("status", write)
+
+    async def _try(self, what: str, call: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await call()
+        except CALL_ERRORS as error:
+            self._metrics.failures.labels(what).inc()
+            self._log.warning("call_failed", action=what, error=" ".join(str(error).split())[:500])
+            return False
+        return True
+
+
+def _finalizers(thing: Object) -> list[str]:
+    return list(thing["metadata"].get("finalizers") or ())
+
+
+def _unclaimed(thing: Object) -> bool:
+    return FINALIZER not in _finalizers(thing) and "deletionTimestamp" not in thing["metadata"]
+
+
+def _finalizer_patch(thing: Object, add: bool) -> tuple[Json, bool]:
+    """What adds or takes away the operator's finalizer, and whether the object is gone then."""
+    others = [each for each in _finalizers(thing) if each != FINALIZER]
+    metadata = {
+        "finalizers": [*others, FINALIZER] if add else others,
+        "resourceVersion": thing["metadata"]["resourceVersion"],
+    }
+    return {"metadata": metadata}, not add and not others

@@ -1,0 +1,179 @@
+"""What watches show becomes what decisions see: who holds which cores, and nothing older than what is known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from services.colocation.decision.model import Cluster, Node, Outcome, Placement, Tenant
+from services.colocation.errors import InvalidObjectError
+from services.colocation.observe.quantities import millicores, pod_millicores
+from services.colocation.observe.store import Store
+from tests.colocation.objects import Json, job, newer, node, pod, pool, tenant, tenant_pod
+
+NOW = datetime(2026, 3, 2, 13, tzinfo=UTC)
+GATEWAY = {"app.kubernetes.io/part-of": "blink", "app.kubernetes.io/component": "gateway"}
+
+
+def filled(*pods: Json, of_job: Json | None = None) -> Store:
+    store = Store()
+    store.set_node(node(), gone=False)
+    store.set_pool(pool(), gone=False)
+    store.set_tenant(tenant(), gone=False)
+    if of_job is not None:
+        store.set_job(of_job, gone=False)
+    for each in pods:
+        store.set_pod(each, gone=False)
+    return store
+
+
+def look(store: Store) -> Cluster:
+    return store.cluster(NOW, {}, resizable=True)
+
+
+def only_node(store: Store) -> Node:
+    return look(store).nodes[0]
+
+
+def only_tenant(store: Store) -> Tenant:
+    return look(store).tenants[0]
+
+
+def test_cores_are_counted_for_serving_for_tenants_that_leave_and_for_all_others() -> None:
+    store = filled(
+        pod("gateway", cpu="3", labels=GATEWAY),
+        pod("system", cpu="250m"),
+        tenant_pod(cpu="2", name="old", deletionTimestamp="2026-03-02T12:59:00Z"),
+        tenant_pod(cpu="4"),
+        of_job=job(suspend=False, node="n0", cores=4),
+    )
+    seen = only_node(store)
+    assert (seen.serving, seen.others, seen.leaving) == (3000, 250, 2000)
+
+
+def test_a_pod_of_blinks_name_that_is_none_of_its_serving_parts_counts_as_any_other() -> None:
+    assert only_node(filled(pod("x", labels={"app.kubernetes.io/part-of": "blink"}))).others == 1000
+
+
+@pytest.mark.parametrize("how", ["ended", "gone", "moved"])
+def test_a_pod_that_holds_nothing_any_more_is_not_counted(how: str) -> None:
+    one = pod("x")
+    store = filled(one)
+    if how == "ended":
+        store.set_pod(newer(one, status={"phase": "Succeeded"}), gone=False)
+    elif how == "gone":
+        store.set_pod(one, gone=True)
+    else:
+        store.set_pod(newer(one, spec={**one["spec"], "nodeName": "elsewhere"}), gone=False)
+    assert only_node(store).others == 0
+
+
+def test_pods_of_a_job_that_was_just_suspended_leave_before_anything_marks_them() -> None:
+    store = filled(tenant_pod(cpu="4"), of_job=job(suspend=True, node="n0", cores=4))
+    assert only_node(store).leaving == 4000
+    assert only_tenant(store).lingering
+
+
+def test_pods_of_a_job_that_had_the_same_name_before_are_not_this_ones() -> None:
+    old = tenant_pod(cpu="4", ownerReferences=[{"uid": "another"}])
+    store = filled(old, of_job=job(suspend=False, node="n1", cores=2))
+    assert only_node(store).leaving == 4000
+    assert only_tenant(store).placement == Placement("n1", 2)
+    assert only_tenant(store).pod_pending
+
+
+def test_a_resized_pod_knows_better_than_its_job_how_many_cores_it_has() -> None:
+    store = filled(tenant_pod(cpu="6"), of_job=job(suspend=False, node="n0", cores=2))
+    assert only_tenant(store).placement == Placement("n0", 6)
+    assert not only_tenant(store).pod_pending
+
+
+def test_a_job_that_somebody_released_by_hand_is_not_placed() -> None:
+    assert only_tenant(filled(of_job=job(suspend=False))).placement is None
+
+
+def test_how_a_job_ended_is_seen_and_remembered_when_the_job_is_gone() -> None:
+    done = job(suspend=False, node="n0", conditions=[{"type": "Complete", "status": "True"}])
+    assert only_tenant(filled(of_job=done)).outcome is Outcome.SUCCEEDED
+    store = filled()
+    store.set_tenant(newer(tenant(), status={"phase": "Failed"}), gone=False)
+    assert only_tenant(store).outcome is Outcome.FAILED
+
+
+def test_a_watch_that_lags_does_not_undo_what_a_write_has_shown() -> None:
+    store = filled(of_job=job(suspend=True))
+    store.set_job(newer(job(suspend=False, node="n0")), gone=False)
+    assert not store.set_job(job(suspend=True), gone=False)
+    assert only_tenant(store).placement == Placement("n0", 2)
+
+
+def test_the_late_end_of_an_object_does_not_remove_its_successor() -> None:
+    store = filled(of_job=job(suspend=True))
+    old = job()
+    assert not store.set_job({**old, "metadata": {**old["metadata"], "uid": "earlier"}}, gone=True)
+    assert only_tenant(store).has_job
+
+
+def test_a_kubelets_heartbeat_is_no_reason_to_decide_anew() -> None:
+    store = Store()
+    first = node()
+    assert store.set_node(first, gone=False)
+    beat = {**first["status"], "images": ["x"]}
+    assert not store.set_node(newer(first, status=beat), gone=False)
+    assert store.set_node(newer(newer(first), spec={"unschedulable": True}), gone=False)
+    assert not only_node(store).schedulable
+
+
+@pytest.mark.parametrize("bad", [node(ready=False), node(unschedulable=True)])
+def test_nodes_that_take_no_pods_are_told_apart(bad: Json) -> None:
+    store = Store()
+    store.set_node(bad, gone=False)
+    assert not only_node(store).schedulable
+
+
+def test_a_pool_with_a_time_zone_that_is_none_is_named_and_left_out() -> None:
+    store = filled()
+    windows = [{"start": "20:00", "end": "06:00"}]
+    store.set_pool(newer(pool(schedule={"timeZone": "Mars/Olympus", "windows": windows})), gone=False)
+    assert look(store).pools == ()
+    assert "Mars/Olympus" in store.invalid["p"]
+
+
+def test_a_tenant_that_is_being_deleted_is_not_decided_upon() -> None:
+    store = filled(tenant_pod(), of_job=job(suspend=False, node="n0"))
+    going = tenant()
+    going["metadata"]["deletionTimestamp"] = "2026-03-02T12:59:00Z"
+    store.set_tenant(newer(going), gone=False)
+    assert look(store).tenants == ()
+    assert only_node(store).leaving == 2000
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("2", 2000), ("250m", 250), ("0.1", 100), ("1m", 1), ("100u", 1), (3, 3000), ("1k", 10**6)],
+)
+def test_quantities_become_millicores_rounded_up(quantity: str | int, expected: int) -> None:
+    assert millicores(quantity) == expected
+
+
+def test_what_is_no_quantity_is_refused_by_name() -> None:
+    with pytest.raises(InvalidObjectError, match="'two'"):
+        millicores("two")
+
+
+def container(cpu: str, **more: str) -> Json:
+    return {"name": f"c{cpu}", "resources": {"requests": {"cpu": cpu}}, **more}
+
+
+def test_a_pods_request_is_what_the_scheduler_counts() -> None:
+    sidecar = container("1", restartPolicy="Always")
+    spec = {"containers": [container("2"), container("500m")], "initContainers": [sidecar, container("3")]}
+    assert pod_millicores({"spec": spec}) == 4000  # the init container beside the sidecar, not 2.5 + 1
+    assert pod_millicores({"spec": {**spec, "overhead": {"cpu": "250m"}}}) == 4250
+    assert pod_millicores({"spec": {**spec, "resources": {"requests": {"cpu": "6"}}}}) == 6000
+
+
+def test_while_a_pod_is_resized_the_larger_of_both_sizes_counts() -> None:
+    now = {"name": "c2", "resources": {"requests": {"cpu": "5"}}}
+    assert pod_millicores({"spec": {"containers": [container("2")]}, "status": {"containerStatuses": [now]}}) == 5000

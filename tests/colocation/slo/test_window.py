@@ -1,0 +1,133 @@
+"""P99 out of what gateways expose: against Prometheus's own rules, over restarts and newcomers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.colocation.errors import ScrapeError
+from services.colocation.slo.quantile import increase, quantile
+from services.colocation.slo.window import SlidingWindow, parse
+from services.dpu_gateway.metrics.gateway import FIRST_TOKEN_BUCKETS, GatewayMetrics
+
+INF = float("inf")
+GATEWAY = ("http://gateway/metrics", "10.0.0.1")
+OTHER = ("http://gateway/metrics", "10.0.0.2")
+
+
+def exposed(metrics: GatewayMetrics) -> str:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return generate_latest(registry).decode()
+
+
+def test_the_gateways_own_exposition_is_understood() -> None:
+    metrics = GatewayMetrics()
+    for model in ("a", "b"):
+        metrics.of_model(model).first_token.observe(0.04)
+        metrics.of_model(model).time_per_token.observe(0.006)
+    seen = parse(exposed(metrics))
+    assert seen.ttft[INF] == seen.tpot[INF] == 2  # of all models
+    assert (seen.ttft[0.03], seen.ttft[0.05]) == (0, 2)
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "up 1\n", 'blink_time_to_first_token_seconds_bucket{le="x"} 1\n'])
+def test_what_is_no_gateways_answer_is_refused(text: str) -> None:
+    with pytest.raises(ScrapeError):
+        parse(text)
+
+
+@given(st.lists(st.floats(0.0005, 150), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], share: float) -> None:
+    bounds = (*FIRST_TOKEN_BUCKETS, INF)
+    buckets = {bound: float(sum(value <= bound for value in values)) for bound in bounds}
+    exact = sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
+    upper = next(bound for bound in bounds if exact <= bound)
+    lower = max((bound for bound in bounds if bound < exact), default=0.0)
+    found = quantile(buckets, share)
+    assert found is not None
+    assert lower <= found <= upper
+
+
+def test_beyond_the_last_bound_it_is_that_bound_and_of_nothing_it_is_none() -> None:
+    assert quantile({1.0: 0, INF: 5}, 0.99) == 1.0
+    assert quantile({1.0: 0, INF: 0}, 0.99) is None
+    assert quantile({}, 0.99) is None
+
+
+def test_a_counter_that_went_back_was_begun_anew() -> None:
+    assert increase({1.0: 5, INF: 9}, {1.0: 7, INF: 12}) == {1.0: 2, INF: 3}
+    assert increase({1.0: 5, INF: 9}, {1.0: 1, INF: 2}) == {1.0: 1, INF: 2}
+
+
+class Gateways:
+    """Real metric objects that a window looks at."""
+
+    def __init__(self, seconds: float = 60) -> None:
+        self.window = SlidingWindow(seconds)
+        self.metrics = {GATEWAY: GatewayMetrics()}
+        self.clock = 0.0
+
+    def serve(self, seconds: float, count: int = 100, at: tuple[str, str] = GATEWAY) -> None:
+        for _ in range(count):
+            self.metrics[at].of_model("m").first_token.observe(seconds)
+
+    def look(self, after: float = 5) -> float | None:
+        self.clock += after
+        self.window.take(self.clock, {name: parse(exposed(each)) for name, each in self.metrics.items()})
+        reading = self.window.reading()
+        return None if reading is None else reading.ttft
+
+
+def seen_once(gateways: Gateways) -> Gateways:
+    gateways.serve(0.01)
+    assert gateways.look() is None
+    return gateways
+
+
+def test_what_came_before_the_first_look_does_not_count() -> None:
+    gateways = Gateways()
+    gateways.serve(5.0)
+    assert gateways.look() is None  # nothing to compare with
+    gateways.serve(0.01)
+    found = gateways.look()
+    assert found is not None
+    assert found <= 0.01
+
+
+def test_it_forgets_what_is_older_than_the_window() -> None:
+    gateways = seen_once(Gateways(seconds=30))
+    gateways.serve(5.0)
+    slow = gateways.look()
+    assert slow is not None
+    assert slow > 2.5
+    for _ in range(5):
+        assert gateways.look() == slow
+    assert gateways.look() is None  # nothing was asked for 30 s
+
+
+def test_one_slow_gateway_among_fast_ones_is_seen_and_so_is_a_newcomer() -> None:
+    gateways = seen_once(Gateways())
+    gateways.metrics[OTHER] = GatewayMetrics()
+    gateways.serve(0.01)
+    gateways.serve(5.0, at=OTHER)
+    found = gateways.look()
+    assert found is not None
+    assert found > 2.5
+
+
+def test_a_restarted_gateway_counts_from_nothing() -> None:
+    gateways = seen_once(Gateways())
+    gateways.metrics[GATEWAY] = GatewayMetrics()
+    gateways.serve(5.0, count=10)
+    found = gateways.look()
+    assert found is not None
+    assert found > 2.5
+
+
+def test_after_it_was_told_to_forget_it_needs_two_looks_again() -> None:
+    gateways = seen_once(Gateways())
+    gateways.window.forget()
+    assert gateways.look() is None
