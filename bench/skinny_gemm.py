@@ -73,7 +73,7 @@ class Bench:
         self.timer = Timer(self.stream)
         compiler = Compiler(self.device.arch, default_cache())
         self.gemm = SkinnyGemm(self.device, compiler)
-        self.library = MatrixProducts(self.device, compiler, None)
+        self.library = MatrixProducts(self.device, None)
         self.multiprocessors = self.device.multiprocessors - 1
         rng = np.random.default_rng()
         pool = to_bfloat16(rng.standard_normal(1 << 24).astype(np.float32) * np.float32(0.02))

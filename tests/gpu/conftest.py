@@ -41,10 +41,11 @@ def stream(device: Device) -> Stream:
 
 
 @pytest.fixture(scope="session")
-def compiler(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    from services.gpu_engine.cuda.compiler import Compiler  # noqa: PLC0415
+def compiler(device: Device) -> Compiler:
+    """With the user's cache of builds: they are kept under what they are made of, so an old one can't be taken."""
+    from services.gpu_engine.cuda.compiler import Compiler, default_cache  # noqa: PLC0415
 
-    return Compiler(device.arch, tmp_path_factory.mktemp("kernels"))
+    return Compiler(device.arch, default_cache())
 
 
 @pytest.fixture(scope="module", params=["gpu", "host"])

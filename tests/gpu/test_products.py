@@ -51,7 +51,7 @@ def test_every_algorithm_of_the_library_gives_the_product_of_float64(
 def test_a_row_has_the_same_bits_in_every_bucket(
     device: Device, compiler: Compiler, stream: Stream, rng: np.random.Generator, n: int, k: int
 ) -> None:
-    products = MatrixProducts(device, compiler, SkinnyGemm(device, compiler))
+    products = MatrixProducts(device, SkinnyGemm(device, compiler))
     x = Buffer.of(random_bits(rng, (BUCKETS[-1], k), 1.0))
     weight = Buffer.of(random_bits(rng, (n, k), k**-0.5))
     out = Buffer(2 * BUCKETS[-1] * n)
@@ -78,10 +78,9 @@ def test_the_next_start_computes_products_the_same_way(
     n, k, buckets = 4096, 4096, [8, 192]
     x, out = Buffer.of(random_bits(rng, (buckets[-1], k), 1.0)), Buffer(2 * buckets[-1] * n)
     weights = [Buffer.of(random_bits(rng, (n, k), k**-0.5)) for _ in range(4)]
-    keeping = Compiler(device.arch, tmp_path)
 
     def start() -> tuple[MatrixProducts, dict[Shape, list[Operands]]]:
-        products = MatrixProducts(device, keeping, SkinnyGemm(device, keeping))
+        products = MatrixProducts(device, SkinnyGemm(device, compiler), tmp_path)
 
         def record(stream: Stream, bucket: int) -> None:
             for weight in weights:
@@ -89,7 +88,7 @@ def test_the_next_start_computes_products_the_same_way(
 
         with products.observing() as unknown:
             record(Stream(), buckets[0])
-        warm_up(keeping, products, buckets, record)
+        warm_up(compiler, products, buckets, record)
         return products, unknown
 
     assert set(start()[1]) == {Shape(buckets[0], n, k, "bf16")}

@@ -104,7 +104,7 @@ class StepExecutor:
         self.pages = pages
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
-        self.products = MatrixProducts(device, compiler, SkinnyGemm(device, compiler) if skinny else None)
+        self.products = MatrixProducts(device, SkinnyGemm(device, compiler) if skinny else None, compiler.cache)
 
     @property
     def vocabulary(self) -> int:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.cublas_lt import CublasLt, Operands, Shape
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream, Timer
 from services.gpu_engine.cuda.errors import DriverError
@@ -39,12 +39,13 @@ class MatrixProducts:
 
     Args:
         skinny: for GPUs that have it.
+        choices: folder where they are kept; None keeps none.
     """
 
-    def __init__(self, device: Device, compiler: Compiler, skinny: SkinnyGemm | None) -> None:
+    def __init__(self, device: Device, skinny: SkinnyGemm | None, choices: Path | None = None) -> None:
         self._library = CublasLt(device)
         self._skinny = skinny
-        self._kept = KeptChoices(compiler.cache, f"{device.name}, {self._library.version}, skinny: {bool(skinny)}")
+        self._kept = KeptChoices(choices, f"{device.name}, {self._library.version}, skinny: {bool(skinny)}")
         self._ways: dict[Shape, str] = {}
         self._seen: dict[Shape, list[Operands]] | None = None
 
