@@ -29,16 +29,16 @@ START_SECONDS = 300
 
 
 def until_event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
-    """Read the process's events up to one of this name, and go on reading them in a thread."""
+    """Read what the process says up to an event of this name, and go on reading it in a thread."""
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
-        event: dict[str, object] = json.loads(line)
-        if event["event"] == name:
+        seen.append(line)
+        if f'"event": "{name}"' in line:
             threading.Thread(target=process.stderr.read, daemon=True).start()
+            event: dict[str, object] = json.loads(line)
             return event
-        seen.append(event)
-    raise AssertionError(f"no {name} among {seen}")
+    raise AssertionError(f"no {name} in {''.join(seen)}")
 
 
 @pytest.fixture
@@ -63,6 +63,8 @@ def address(tmp_path: Path) -> Iterator[str]:
         for process in (gateway, engine):
             process.kill()
             process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
         ring_path(instance).unlink(missing_ok=True)
 
 
