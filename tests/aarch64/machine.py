@@ -32,14 +32,14 @@ class Userland:
         key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
         folder = base / key
         self.root, self.site = folder / "root", folder / "site"
-        if folder.exists():
-            return
-        shutil.rmtree(base, ignore_errors=True)
-        scratch = base / f"{key}.{os.getpid()}"
-        _unpack_debian(scratch)
-        _unpack_wheels(scratch)
-        _compile_extension(scratch)
-        scratch.rename(folder)
+        if not folder.exists():
+            shutil.rmtree(base, ignore_errors=True)
+            scratch = base / f"{key}.{os.getpid()}"
+            _unpack_debian(scratch)
+            _unpack_wheels(scratch)
+            _compile_extension(scratch)
+            scratch.rename(folder)
+        _copy_services(folder)
 
     def python(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start the aarch64 Python with Blink's packages; its stderr can be read."""
@@ -50,6 +50,7 @@ class Userland:
             link.symlink_to(generated)
         return subprocess.Popen(
             ["qemu-aarch64-static", "-L", str(self.root), str(python), *arguments],
+            cwd=self.site,  # not in the repository, whose extensions are of another processor
             env={**os.environ, "PYTHONPATH": str(self.site), "PYTHONDONTWRITEBYTECODE": "1", **environment},
             stderr=subprocess.PIPE,
             text=True,
@@ -93,7 +94,7 @@ def _unpack_wheels(folder: Path) -> None:
 
 
 def _compile_extension(folder: Path) -> None:
-    """The ring's loads and stores, the one extension that a gateway imports, and the Python code around it."""
+    """The ring's loads and stores, the one extension that a gateway imports."""
     found = find_spec("nanobind")
     assert found is not None
     assert found.origin is not None
@@ -101,17 +102,23 @@ def _compile_extension(folder: Path) -> None:
     headers = [path.parent for path in folder.glob("root/usr/include/**/pyconfig.h")]
     includes = [*headers, folder / "root/usr/include", library / "include", library / "ext/robin_map/include"]
     name = f"_atomics.cpython-{sys.version_info.major}{sys.version_info.minor}-aarch64-linux-gnu.so"
-    services = folder / "site/services"
-    services.mkdir()
-    for package in ("common", "ring", "dpu_gateway"):
-        shutil.copytree(REPOSITORY / "services" / package, services / package)
     subprocess.run(
         [
             *("aarch64-linux-gnu-g++", "-shared", "-fPIC", "-std=c++17", "-O1", "-fvisibility=hidden", "-DNDEBUG"),
             *(f"-I{path}" for path in (*includes, REPOSITORY)),
             str(library / "src/nb_combined.cpp"),
             str(REPOSITORY / "services/ring/atomics.cpp"),
-            *("-o", str(services / "ring" / name)),
+            *("-o", str(folder / name)),
         ],
         check=True,
     )
+
+
+def _copy_services(folder: Path) -> None:
+    """What a gateway is made of, as it is now, and its extension."""
+    services = folder / "site/services"
+    shutil.rmtree(services, ignore_errors=True)
+    for package in ("common", "ring", "dpu_gateway"):
+        shutil.copytree(REPOSITORY / "services" / package, services / package)
+    for extension in folder.glob("*.so"):
+        shutil.copy(extension, services / "ring")
