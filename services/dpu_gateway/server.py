@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,6 @@ from grpc_reflection.v1alpha import reflection
 from services.common.errors import BlinkError
 from services.dpu_gateway import control, service
 from services.dpu_gateway.control import ControlService
-from services.dpu_gateway.service import InferenceService
 from services.dpu_gateway.settings import GatewaySettings
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -47,10 +47,14 @@ class Health:
 
 
 def build_server(
-    settings: GatewaySettings, inference: InferenceService, controller: ControlService, health_service: Health
+    settings: GatewaySettings,
+    handlers: Sequence[grpc.GenericRpcHandler],
+    controller: ControlService,
+    health_service: Health,
 ) -> grpc.aio.Server:
+    """``handlers`` are of the services that generate."""
     server = grpc.aio.server(options=_options(settings))
-    server.add_generic_rpc_handlers((inference.handler(),))
+    server.add_generic_rpc_handlers(tuple(handlers))
     control_pb2_grpc.add_ControlServicer_to_server(controller, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service.servicer, server)
     names = (service.SERVICE, control.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)

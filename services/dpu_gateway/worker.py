@@ -30,6 +30,7 @@ from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.tls import IngressTls
 from services.dpu_gateway.tokenizer import EncodePools
 from services.dpu_gateway.tracing import otlp_tracer
+from services.dpu_gateway.vllm_engine.service import VllmEngineService
 
 LAST_WORDS = 1.0  # seconds for the statuses of ended streams to leave
 STOP_GRACE = 0.2  # seconds for calls other than Generate
@@ -59,9 +60,12 @@ class Worker:
         self.generations = Generations(
             self.link, metrics, self._access, retry_after=settings.retry_after, tracer=self._tracer
         )
-        inference = InferenceService(self.generations, self._peers)
+        handlers = (
+            InferenceService(self.generations, self._peers).handler(),
+            VllmEngineService(self.generations, self._peers, settings.retry_after).handler(),
+        )
         controller = ControlService(self.generations, settings.retry_after)
-        self._server = build_server(settings, inference, controller, self._health)
+        self._server = build_server(settings, handlers, controller, self._health)
         exposition = Exposition(self.link, metrics.collect if figures is None else figures.collect)
         api = HttpApi(
             self.generations,

@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from starlette.types import Send
 
 from services.dpu_gateway.access.callers import Caller
+from services.dpu_gateway.choices import run_together
 from services.dpu_gateway.errors import GatewayError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.http.errors import from_gateway
@@ -115,18 +116,9 @@ class Answer:
 
     async def _run(self, write: _Write) -> None:
         """Run all choices; the first failure ends the others. Raises GatewayError."""
-        runs = [
-            self._one(choice, message, write) for choice, message in zip(self._choices, self._messages, strict=True)
-        ]
-        if len(runs) == 1:
-            await runs[0]
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for run in runs:
-                    group.create_task(run)
-        except* GatewayError as errors:
-            raise errors.exceptions[0] from None
+        await run_together(
+            [self._one(choice, message, write) for choice, message in zip(self._choices, self._messages, strict=True)]
+        )
 
     async def _one(self, choice: Choice, message: pb.GenerateRequest, write: _Write) -> None:
         await self._generations.run(message, self._caller, lambda event: write(choice, event), self._trace)

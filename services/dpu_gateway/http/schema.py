@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from services.dpu_gateway.choices import MAX_CHOICES
 from services.dpu_gateway.errors import clipped
 from services.dpu_gateway.http.errors import HttpError
 
-MAX_CHOICES = 128
 MAX_U32 = (1 << 32) - 1
 MAX_QUOTED = 64
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from blink.v1 import inference_pb2 as pb
 
+from services.dpu_gateway.choices import MAX_CHOICES, U64, named, repeated
 from services.dpu_gateway.http.errors import HttpError
-from services.dpu_gateway.http.schema import MAX_CHOICES, ChatCompletionBody, CompletionBody, GenerationBody
+from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody, GenerationBody
 
 SAMPLING = (*("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),)
-U64 = 1 << 64
 # OpenAI renamed the role; the templates of open models know the old name.
 ROLES = {"developer": "system"}
 
@@ -29,8 +29,8 @@ def completion_messages(body: CompletionBody, request_id: str) -> list[pb.Genera
             message.token_ids.ids.extend(prompt)
         if body.logprobs is not None:
             message.logprobs = body.logprobs
-        messages += _choices(message, body.n or 1)
-    return _named(messages, request_id)
+        messages += repeated(message, body.n or 1)
+    return named(messages, request_id)
 
 
 def chat_messages(body: ChatCompletionBody, request_id: str) -> list[pb.GenerateRequest]:
@@ -47,7 +47,7 @@ def chat_messages(body: ChatCompletionBody, request_id: str) -> list[pb.Generate
         message.logprobs = body.top_logprobs or 0
     elif body.top_logprobs is not None:
         raise HttpError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
-    return _named(_choices(message, body.n or 1), request_id)
+    return named(repeated(message, body.n or 1), request_id)
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:
@@ -84,21 +84,3 @@ def _common(body: GenerationBody, max_tokens: int | None) -> pb.GenerateRequest:
     if body.priority is not None:
         message.priority = body.priority
     return message
-
-
-def _choices(message: pb.GenerateRequest, count: int) -> list[pb.GenerateRequest]:
-    """``count`` of the same; a given seed grows by one from choice to choice, so that they differ and repeat."""
-    messages = []
-    for index in range(count):
-        choice = pb.GenerateRequest()
-        choice.CopyFrom(message)
-        if message.sampling.HasField("seed"):
-            choice.sampling.seed = (message.sampling.seed + index) % U64
-        messages.append(choice)
-    return messages
-
-
-def _named(messages: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
-    for index, message in enumerate(messages):
-        message.request_id = request_id if len(messages) == 1 else f"{request_id}-{index}"
-    return messages
