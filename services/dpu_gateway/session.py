@@ -224,6 +224,8 @@ class Session:
         """Give the lane back, if it is still ours, and let go of the ring."""
         with suppress(RingError):
             self.lane.detach()
+            if self.liveness.serving:  # an engine that is gone would be waited for in vain
+                self._transport.flush()
         self._transport.close()
 
 
