@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +15,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from services.dpu_gateway.choices import named, repeated, run_together
-from services.dpu_gateway.errors import GatewayError, UnavailableError
+from services.dpu_gateway.errors import FieldError, GatewayError, UnavailableError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.metrics.engine import EngineFigures
 from services.dpu_gateway.model import Model
@@ -23,11 +23,13 @@ from services.dpu_gateway.peers import Peers
 from services.dpu_gateway.service import authorization, require_caller, trace_of
 from services.dpu_gateway.vllm_engine.tokenizer_files import chunks, zipped
 from services.dpu_gateway.vllm_engine.translate import Choice, to_blink
+from services.dpu_gateway.wire import lenient_parser
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 SERVER_TYPE = "vllm-grpc"  # the dialect, which routers recognize
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[Any, Context], Awaitable[Any]]
 
 
 class VllmEngineService:
@@ -54,11 +56,11 @@ class VllmEngineService:
             "GetTokenizer": (self.get_tokenizer, common_pb2.GetTokenizerRequest),
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
+            name: grpc.unary_unary_rpc_method_handler(_guarded(method), lenient_parser(request), _serialize)
             for name, (method, request) in unary.items()
         }
         handlers |= {
-            name: grpc.unary_stream_rpc_method_handler(method, request.FromString, _serialize)
+            name: grpc.unary_stream_rpc_method_handler(_guarded(method), lenient_parser(request), _serialize)
             for name, (method, request) in streams.items()
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -124,10 +126,10 @@ class VllmEngineService:
             eos_token_ids=card.eos_token_ids,
         )
 
-    async def get_tokenizer(self, request: Any, context: Context) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+    async def get_tokenizer(self, request: Any, context: Context) -> None:
         model = await self._model(context)
         for chunk in chunks(await asyncio.to_thread(zipped, model.card)):
-            yield chunk
+            await context.write(chunk)
 
     async def get_server_info(self, request: Any, context: Context) -> vllm.GetServerInfoResponse:
         await require_caller(self._generations, context)
@@ -168,6 +170,17 @@ class VllmEngineService:
             error = UnavailableError("no model is known yet: no engine was attached", self._retry_after)
             await context.abort(error.code, str(error), error.trailing_metadata())
         return model
+
+
+def _guarded(method: Method) -> Method:
+    """``method`` for messages that could be read; the others end with INVALID_ARGUMENT, which gRPC would not say."""
+
+    async def call(request: Any, context: Context) -> Any:
+        if isinstance(request, FieldError):
+            await context.abort(request.code, str(request), request.trailing_metadata())
+        return await method(request, context)
+
+    return call
 
 
 def _serialize(message: Any) -> bytes:

@@ -1,0 +1,131 @@
+"""Whatever comes by HTTP or gRPC is answered, never with a fault of the gateway's, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import grpc
+import httpx2
+import pytest
+from blink.v1 import inference_pb2 as pb
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody
+from tests.dpu_gateway.harness import MODEL, Gateway, gateway, until
+from tests.dpu_gateway.http.clients import http_client
+from tests.support.stand_in_engine import Behaviour
+
+T = TypeVar("T")
+TIMES = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+SLOTS = 8
+# What a request may rightly end with here; anything else is a fault of ours.
+ANSWERS = {200, 400, 404, 413, 415, 429}
+CODES = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+names = st.text(max_size=8)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=6
+)
+
+
+class System:
+    """One gateway for all examples of a test, driven from the test's own thread."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.run: Callable[[Any], Any] = runner.run
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        self.gateway: Gateway = await self._stack.enter_async_context(gateway(Behaviour(burst=64)))
+        self.http: httpx2.AsyncClient = await self._stack.enter_async_context(http_client(self.gateway))
+
+    async def stop(self) -> None:
+        """Nothing of all that was sent may be left."""
+        await until(lambda: self.gateway.workers[0].generations.open_streams == 0)
+        await until(lambda: self.gateway.session.free_slots == SLOTS)
+        assert not self.gateway.engine.lanes[0].live.any()
+        await self._stack.aclose()
+
+    async def within(self, answer: Awaitable[T]) -> T:
+        async with asyncio.timeout(30):
+            return await answer
+
+
+@pytest.fixture
+def system() -> Iterator[System]:
+    with asyncio.Runner() as runner:
+        system = System(runner)
+        runner.run(system.start())
+        yield system
+        runner.run(system.stop())
+
+
+def bodies(model: type[CompletionBody] | type[ChatCompletionBody], sensible: dict[str, Any]) -> Any:
+    """Requests that are right but for a few fields, which hold anything; and some that are anything at all."""
+    fields = st.sampled_from([*model.model_fields, *model.unsupported, "nonsense"])
+    changed = st.dictionaries(fields, values, max_size=3).map(lambda changes: {**sensible, **changes})
+    return (changed | values).map(lambda body: json.dumps(body).encode()) | st.binary()
+
+
+def check(system: System, path: str, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    response = system.run(system.within(system.http.post(path, content=body, headers=headers)))
+    assert response.status_code in ANSWERS, (response.status_code, response.text, body)
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_completions_answer_any_body(system: System) -> None:
+    @TIMES
+    @given(bodies(CompletionBody, {"model": MODEL, "prompt": "abc", "max_tokens": 3}))
+    def answered(body: bytes) -> None:
+        check(system, "/v1/completions", body)
+
+    answered()
+
+
+def test_chat_completions_answer_any_body(system: System) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+
+    @TIMES
+    @given(bodies(ChatCompletionBody, {"model": MODEL, "messages": messages, "max_tokens": 3}))
+    def answered(body: bytes) -> None:
+        check(system, "/v1/chat/completions", body)
+
+    answered()
+
+
+@pytest.mark.parametrize("method", ["/blink.v1.Inference/Generate", "/vllm.grpc.engine.VllmEngine/Generate"])
+def test_generate_answers_any_bytes(system: System, method: str) -> None:
+    raw: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = system.gateway.channel().unary_stream(method)
+
+    async def code(data: bytes) -> grpc.StatusCode:
+        call = raw(data)
+        try:
+            async for _ in call:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    message = vllm.GenerateRequest if "vllm" in method else pb.GenerateRequest
+    start = message(text="abc").SerializeToString()  # a valid beginning gets further than noise
+
+    @TIMES
+    @given(st.binary(max_size=60) | st.binary(max_size=12).map(lambda tail: start + tail))
+    def answered(data: bytes) -> None:
+        assert system.run(system.within(code(data))) in CODES
+
+    answered()
