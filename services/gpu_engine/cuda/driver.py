@@ -6,7 +6,7 @@ A thin typed layer over ``cuda.bindings.driver``. Every return code is checked.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,6 +98,22 @@ def measuring() -> Iterator[list[int]]:
         found[:] = [-(-nbytes // GRANULE) * GRANULE if nbytes > GRANULE else nbytes for nbytes in found]
 
 
+@contextmanager
+def outside_captures() -> Iterator[None]:
+    """Calls inside are no part of a capture on this thread, and don't end it.
+
+    Objects die when Python drops them, which may be while a stream is captured; the driver would take a free then for a
+    mistake in what is captured, and invalidate that.
+    """
+    relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    code, previous = cu.cuThreadExchangeStreamCaptureMode(relaxed)
+    try:
+        yield
+    finally:
+        if int(code) == 0:  # else the context is lost, and nothing is captured
+            cu.cuThreadExchangeStreamCaptureMode(previous)
+
+
 class Buffer:
     """A block of device memory, freed with the object."""
 
@@ -143,7 +159,8 @@ class Buffer:
 
     def __del__(self) -> None:
         if self.pointer:
-            cu.cuMemFree(self.pointer)
+            with outside_captures():
+                cu.cuMemFree(self.pointer)
             self.pointer = 0
 
 
@@ -159,20 +176,26 @@ class Graph:
 
     def __del__(self) -> None:
         if hasattr(self, "_executable"):
-            cu.cuGraphExecDestroy(self._executable)
-            cu.cuGraphDestroy(self._graph)
+            with outside_captures():
+                cu.cuGraphExecDestroy(self._executable)
+                cu.cuGraphDestroy(self._graph)
 
 
 class Stream:
     """A stream that does not synchronize with the legacy default stream.
 
     Args:
-        overlap: kernels that wait for their predecessor themselves may begin before it has ended.
+        overlap: kernels that wait for their predecessor themselves may begin before it has ended: all, none, or those
+            of these names.
     """
 
-    def __init__(self, *, overlap: bool = False) -> None:
-        self.overlap = overlap
+    def __init__(self, *, overlap: bool | Collection[str] = False) -> None:
+        self._overlap = overlap
         self.handle = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def overlaps(self, kernel: str) -> bool:
+        """Whether a launch of ``kernel`` may begin before what is launched before it has ended."""
+        return self._overlap if isinstance(self._overlap, bool) else kernel in self._overlap
 
     def synchronize(self) -> None:
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
@@ -198,7 +221,8 @@ class Stream:
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
-            cu.cuStreamDestroy(self.handle)
+            with outside_captures():
+                cu.cuStreamDestroy(self.handle)
 
 
 class Timer:
@@ -225,8 +249,9 @@ class Timer:
         return self.seconds()
 
     def __del__(self) -> None:
-        for event in getattr(self, "_events", []):
-            cu.cuEventDestroy(event)
+        with outside_captures():
+            for event in getattr(self, "_events", []):
+                cu.cuEventDestroy(event)
 
 
 class Kernel:
@@ -256,7 +281,7 @@ class Kernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream.handle
-        if self._waits and stream.overlap:
+        if self._waits and stream.overlaps(self.name):
             config.attrs, config.numAttrs = [_overlap_attribute()], 1
         result = cu.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0)
         check(f"launch of {self.name}", result)
@@ -293,7 +318,8 @@ class Module:
 
     def __del__(self) -> None:
         if hasattr(self, "_module"):
-            cu.cuModuleUnload(self._module)
+            with outside_captures():
+                cu.cuModuleUnload(self._module)
 
 
 def _overlap_attribute() -> Any:

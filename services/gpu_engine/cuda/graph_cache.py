@@ -16,7 +16,7 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 from services.gpu_engine.cuda.control_loop.errors import GraphCacheError
-from services.gpu_engine.cuda.driver import Buffer, Device, Stream, check
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream, check, outside_captures
 from services.gpu_engine.cuda.errors import DriverError
 
 INSTANCES = 2
@@ -91,9 +91,10 @@ class ExecutableGraph:
         check("cuGraphLaunch", cu.cuGraphLaunch(self._instances[0], stream.handle))
 
     def __del__(self) -> None:
-        for instance in self._instances:
-            cu.cuGraphExecDestroy(instance)
-        cu.cuGraphDestroy(self._graph)
+        with outside_captures():
+            for instance in self._instances:
+                cu.cuGraphExecDestroy(instance)
+            cu.cuGraphDestroy(self._graph)
 
 
 def capture(name: str, stream: Stream, launch: Callable[[], None]) -> Any:

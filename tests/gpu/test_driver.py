@@ -1,0 +1,51 @@
+"""Captures, and what happens on their thread meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, Timer, pointer
+
+
+class Cycle:
+    """Garbage that only Python's collector finds."""
+
+    def __init__(self, *objects: Any) -> None:
+        self.objects, self.myself = objects, self
+
+
+def test_objects_that_die_while_a_stream_is_captured_do_not_end_the_capture(device: Device, compiler: Compiler) -> None:
+    """A graph is destroyed when its name is bound to the next one, which is after that one's capture has begun."""
+    stream = Stream()
+    module = Module(compiler.build(("hold.cu",), {}))
+    opened = Buffer.of(np.ones(1, np.uint32))
+    kernel = module.kernel("hold")
+
+    def launch() -> None:
+        kernel.launch(stream, (1, 1, 1), 1, (pointer(opened), ctypes.c_uint64(0)))
+
+    for _ in range(4):
+        doomed = Cycle(Buffer(1 << 24), Stream(), Timer(stream), Module(compiler.build(("hold.cu",), {})))
+        with stream.capture() as graphs:
+            for _ in range(50):
+                launch()
+            del doomed
+            gc.collect()
+            launch()
+        graphs[0].launch(stream)
+        stream.synchronize()
+
+
+def test_names_choose_which_kernels_overlap(device: Device) -> None:
+    assert not Stream().overlaps("rotary")
+    assert Stream(overlap=True).overlaps("rotary")
+    some = Stream(overlap={"rotary", "attention"})
+    assert some.overlaps("rotary")
+    assert not some.overlaps("swiglu")
