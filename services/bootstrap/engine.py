@@ -13,7 +13,6 @@ from services.common.errors import BlinkError
 from services.gpu_engine.cpu.engine import CpuEngine
 from services.gpu_engine.engine import Engine, EngineLimits
 from services.gpu_engine.models.checkpoint import Checkpoint
-from services.gpu_engine.models.family import tensors_of
 from services.ring.header import RingInfo
 from services.ring.memory import Region
 
@@ -79,6 +78,7 @@ def build_engine(
             progress=progress,
             scheduler=settings.scheduler,
             ring_place=settings.ring_memory,
+            kv_cache=settings.kv_cache,
         )
     require_memory(memory_parts(checkpoint, limits, info), available_bytes())
     return CpuEngine(
@@ -88,6 +88,7 @@ def build_engine(
         epoch=epoch,
         threads=settings.engine_threads,
         progress=partial(progress, "loading weights"),
+        kv_cache=settings.kv_cache,
     )
 
 
@@ -99,7 +100,7 @@ def memory_parts(checkpoint: Checkpoint, limits: EngineLimits, info: RingInfo) -
     config = checkpoint.config
     positions = limits.kv_pages * limits.page_size
     return {
-        "weights": sum(checkpoint.tensor(spec).nbytes for spec in tensors_of(checkpoint.layers)),
+        "weights": checkpoint.stored_bytes(),
         "KV cache": 2 * FLOAT_BYTES * config.layers * config.kv_width * positions,
         "token histories": info.geometry.lanes * info.geometry.arena_bytes,
     }

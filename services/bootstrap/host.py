@@ -18,6 +18,7 @@ from services.bootstrap.store import ModelStore
 from services.common.errors import BlinkError
 from services.common.logging import get_logger
 from services.gpu_engine.models.checkpoint import Checkpoint
+from services.gpu_engine.models.fp8_weights import Fp8Weights
 from services.gpu_engine.models.loader import open_checkpoint
 from services.ring.header import RingInfo, read_status
 from services.ring.memory import MemoryTransport
@@ -42,6 +43,8 @@ def serve(settings: BootstrapSettings, build: EngineBuilder) -> int:
     """``main`` with a choice of engine."""
     require_engine(settings)
     checkpoint = open_checkpoint(ModelStore().resolve(settings.model))
+    if settings.weights == "fp8":
+        checkpoint = Fp8Weights(checkpoint)
     info = ring_info(settings, checkpoint)
     with ShmRing.create(settings.ring_path, info) as ring:
         return Host(settings, checkpoint, ring, info, build).run()

@@ -45,6 +45,12 @@ class BootstrapSettings(RingAccessSettings):
     kv_tokens: int = Field(
         32_768, ge=16, le=1 << 26, description="tokens that the KV cache holds, of all requests; cuda: 262,144"
     )
+    weights: Literal["bf16", "fp8"] = Field(
+        "bf16", description="fp8 quantizes matrices that are not FP8 already: e4m3, a scale for each output"
+    )
+    kv_cache: Literal["bf16", "fp8"] = Field(
+        "bf16", description="what keys and values are kept as (bf16 is float32 in the cpu engine)"
+    )
     page_size: int = Field(16, ge=1, le=1024, description="tokens of one KV page")
     max_running: int = Field(64, ge=1, le=4096, description="sequences computed at once; cuda: 256")
     max_batched_tokens: int = Field(

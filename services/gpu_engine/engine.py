@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from services.common.errors import BlinkError
 from services.ring.parts import RingParts
 from services.ring.transport import Transport
+
+Precision = Literal["bf16", "fp8"]
+"""Of weights, or of the KV cache: fp8 is e4m3 with scales."""
 
 
 class EngineError(BlinkError):

@@ -18,9 +18,17 @@ class Linear:
     """One or several packed matrices with the same inputs; their outputs lie side by side."""
 
     def __init__(
-        self, arena: Arena, rows: Sequence[NDArray[np.uint8]], types: Sequence[str], inputs: Sequence[int]
+        self,
+        arena: Arena,
+        rows: Sequence[NDArray[np.uint8]],
+        types: Sequence[str],
+        inputs: Sequence[int],
+        scales: Sequence[Floats | None] = (),
     ) -> None:
-        """rows[i]: uint8 [outputs, row bytes] as stored; types[i]: a TensorType's name. Copies into panels."""
+        """rows[i]: uint8 [outputs, row bytes] as stored; types[i]: a TensorType's name. Copies into panels.
+
+        scales[i]: of an F8_E4M3 matrix [outputs, blocks of 32 inputs], of another None.
+        """
     @property
     def inputs(self) -> int: ...
     @property
@@ -33,7 +41,13 @@ class LinearGroup:
     """Matrices of one shape, one for each expert of a mixture."""
 
     def __init__(self, arena: Arena) -> None: ...
-    def append(self, rows: Sequence[NDArray[np.uint8]], types: Sequence[str], inputs: Sequence[int]) -> None:
+    def append(
+        self,
+        rows: Sequence[NDArray[np.uint8]],
+        types: Sequence[str],
+        inputs: Sequence[int],
+        scales: Sequence[Floats | None] = (),
+    ) -> None:
         """One more member; arguments as of ``Linear``."""
     def __len__(self) -> int: ...
 
@@ -79,10 +93,12 @@ class Kernels:
         query_norm: Floats | None = None,
         key_norm: Floats | None = None,
         epsilon: float = 0.0,
+        fp8_scales: tuple[float, float] | None = None,
     ) -> None:
         """Rotate queries and keys of ``qkv`` in place, then store keys and values at slots[t].
 
         With norms [head_dim], each head's query or key is divided by its root mean square and weighted first.
+        With fp8_scales (of keys, of values), what is stored is scale * e4m3(value / scale).
         slots[t] = page * page_size + offset in the page.
         cosines, sines: [tokens, rotary_dim / 2]. keys: [pages, kv_heads, head_dim, page_size].
         values: [pages, kv_heads, page_size, head_dim].

@@ -12,7 +12,7 @@ from services.gpu_engine.cpu.forward import Forward
 from services.gpu_engine.cpu.kv_cache import KvCache
 from services.gpu_engine.cpu.sampler import Sampler
 from services.gpu_engine.cpu.weights import Weights
-from services.gpu_engine.engine import Engine, EngineError, EngineLimits
+from services.gpu_engine.engine import Engine, EngineError, EngineLimits, Precision
 from services.gpu_engine.models.checkpoint import Checkpoint, Progress
 from services.ring.memory import Region
 from services.ring.schema import Command, EngineState
@@ -33,6 +33,7 @@ class CpuEngine(Engine):
         region: a formatted ring.
         epoch: of this start; differs for every start.
         threads: of the forward pass, the control loop's included.
+        kv_cache: what keys and values are rounded to; "bf16" leaves them as they are, in float32.
         progress: hears of the weights' loading.
         instruction_set: of the kernels; empty for the CPU's best.
 
@@ -52,6 +53,7 @@ class CpuEngine(Engine):
         threads: int,
         progress: Progress | None = None,
         instruction_set: str = "",
+        kv_cache: Precision = "bf16",
     ) -> None:
         config = checkpoint.config
         limits.check()
@@ -71,6 +73,7 @@ class CpuEngine(Engine):
             max_tokens=limits.max_batched_tokens,
             max_samples=limits.max_running,
             context=limits.context,
+            fp8_kv=[checkpoint.kv_scales(layer) for layer in range(config.layers)] if kv_cache == "fp8" else None,
         )
         self._sampler = Sampler(kernels, limits.max_running)
         log.info(

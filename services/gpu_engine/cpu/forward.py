@@ -6,7 +6,7 @@ layers with its own kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ class Forward:
         max_tokens: tokens of the largest step.
         max_samples: sampled rows of the largest step.
         context: tokens of the longest sequence; the model's own limit if None.
+        fp8_kv: for each attention layer what keys and values are divided by before they are rounded to e4m3; None
+            keeps them as they are.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Forward:
         max_tokens: int,
         max_samples: int,
         context: int | None = None,
+        fp8_kv: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self._config = config
+        self._fp8_kv = fp8_kv
         self._layers = weights.layers
         self._kernels = kernels
         self._cache = cache
@@ -104,6 +108,7 @@ class Forward:
             layer.query_norm,
             layer.key_norm,
             config.norm_eps,
+            self._fp8_kv[layer.index] if self._fp8_kv else None,
         )
         kernels.attend(
             self._qkv,

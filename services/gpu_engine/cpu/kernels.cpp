@@ -5,14 +5,17 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "services/gpu_engine/cpu/float8.hpp"
 #include "services/gpu_engine/cpu/kernel_table.hpp"
 #include "services/gpu_engine/cpu/mixture.hpp"
 #include "services/gpu_engine/cpu/packed_linear.hpp"
@@ -144,10 +147,11 @@ class Kernels {
   }
 
   // Norms each head of queries and keys where weights are given, rotates queries (in place) and keys of `qkv` by each
-  // token's angles, and stores keys and values in the cache. slots[t] = page * page_size + offset.
+  // token's angles, and stores keys and values in the cache, with `fp8_scales` rounded to what e4m3 can hold of them
+  // once divided by the key's and the value's scale. slots[t] = page * page_size + offset.
   void rotate_and_store(Matrix qkv, int heads, Matrix cosines, Matrix sines, Integers slots, int tokens, Floats keys,
-                        Floats values, std::optional<Vector> query_norm, std::optional<Vector> key_norm,
-                        float epsilon) {
+                        Floats values, std::optional<Vector> query_norm, std::optional<Vector> key_norm, float epsilon,
+                        std::optional<std::pair<float, float>> fp8_scales) {
     const KvCache cache = cache_of(keys, values);
     const int d = cache.head_dim, width = (heads + 2 * cache.kv_heads) * d;
     require(tokens <= static_cast<int>(qkv.shape(0)) && tokens <= static_cast<int>(slots.shape(0)), "tokens");
@@ -166,6 +170,11 @@ class Kernels {
         for (int h = 0; key_norm && h < cache.kv_heads; ++h)
           table_->rms_norm(key + h * d, key_norm->data(), epsilon, d, key + h * d);
         table_->rotate(row, heads + cache.kv_heads, d, half, cosines.data() + t * half, sines.data() + t * half);
+        if (fp8_scales) {
+          const int kv = cache.kv_heads * d;
+          for (int i = 0; i < kv; ++i) key[i] = round_to_e4m3(key[i] / fp8_scales->first) * fp8_scales->first;
+          for (int i = kv; i < 2 * kv; ++i) key[i] = round_to_e4m3(key[i] / fp8_scales->second) * fp8_scales->second;
+        }
         const int page = slots.data()[t] / cache.page_size, offset = slots.data()[t] % cache.page_size;
         for (int h = 0; h < cache.kv_heads; ++h) {
           float* key_page = cache.keys + cache.offset(page, h) + offset;
@@ -350,14 +359,15 @@ NB_MODULE(_kernels, m) {
   using Release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Arena>(m, "Arena").def(nb::init<>());
   nb::class_<Linear>(m, "Linear")
-      .def(nb::init<Arena&, const std::vector<Bytes>&, const std::vector<std::string>&, const std::vector<int>&>(),
-           nb::keep_alive<1, 2>(), "arena"_a, "rows"_a, "types"_a, "inputs"_a)
+      .def(nb::init<Arena&, const std::vector<Bytes>&, const std::vector<std::string>&, const std::vector<int>&,
+                    const std::vector<std::optional<Scales>>&>(),
+           nb::keep_alive<1, 2>(), "arena"_a, "rows"_a, "types"_a, "inputs"_a, "scales"_a = nb::list())
       .def_prop_ro("inputs", &Linear::inputs)
       .def_prop_ro("outputs", &Linear::outputs)
       .def_prop_ro("bytes", &Linear::bytes);
   nb::class_<LinearGroup>(m, "LinearGroup")
       .def(nb::init<Arena&>(), nb::keep_alive<1, 2>(), "arena"_a)
-      .def("append", &LinearGroup::append, "rows"_a, "types"_a, "inputs"_a)
+      .def("append", &LinearGroup::append, "rows"_a, "types"_a, "inputs"_a, "scales"_a = nb::list())
       .def("__len__", &LinearGroup::size);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&>(), "threads"_a, "instruction_set"_a = "")
@@ -372,7 +382,7 @@ NB_MODULE(_kernels, m) {
       .def("swiglu", &Kernels::swiglu, "inputs"_a, "tokens"_a, "out"_a, Release())
       .def("rotate_and_store", &Kernels::rotate_and_store, "qkv"_a, "heads"_a, "cosines"_a, "sines"_a, "slots"_a,
            "tokens"_a, "keys"_a, "values"_a, "query_norm"_a = nb::none(), "key_norm"_a = nb::none(), "epsilon"_a = 0.0f,
-           Release())
+           "fp8_scales"_a = nb::none(), Release())
       .def("attend", &Kernels::attend, "qkv"_a, "heads"_a, "lengths"_a, "sequences"_a, "page_table"_a, "tokens"_a,
            "keys"_a, "values"_a, "out"_a, Release())
       .def("sample", &Kernels::sample, "logits"_a, "samples"_a, "sampling"_a, "history"_a, "tokens"_a, "logprobs"_a,

@@ -20,6 +20,8 @@ def page_bytes(config: ModelConfig, page_size: int) -> int:
 class KvCache:
     """float32 keys and values of every layer, in pages of ``page_size`` positions.
 
+    They are float32 whatever precision they were rounded to: an FP8 cache is here to know its accuracy.
+
     Memory is reserved at once, page aligned, and taken from the system as pages are first written.
 
     Attributes:

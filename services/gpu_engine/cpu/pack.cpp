@@ -32,6 +32,10 @@ void pack_block(BlockQ8_0& block, int lane, const uint8_t* stored, int) {
   for (int input = 0; input < kBlockInputs; ++input) block.quant[input][lane] = static_cast<int8_t>(stored[2 + input]);
 }
 
+void pack_block(BlockF8& block, int lane, const uint8_t* stored, int inputs) {
+  for (int input = 0; input < inputs; ++input) block.value[input][lane] = stored[input];
+}
+
 template <class Block>
 void pack_block(Block& block, int lane, const uint8_t* stored, int inputs) {
   constexpr size_t size = sizeof block.value[0][0];
@@ -50,9 +54,16 @@ void pack_all(const Weight& weight, size_t stored_block, const uint8_t* rows, si
   }
 }
 
+void pack_scales(const Weight& weight, const float* scales, uint8_t* panels) {
+  for (int output = 0; output < weight.outputs; ++output) {
+    auto* blocks = reinterpret_cast<BlockF8*>(panels + output / kPanelOutputs * weight.panel_bytes());
+    for (int b = 0; b < weight.blocks(); ++b) blocks[b].scale[output % kPanelOutputs] = *scales++;
+  }
+}
+
 }  // namespace
 
-void pack(const Weight& weight, const uint8_t* rows, size_t row_bytes, uint8_t* panels) {
+void pack(const Weight& weight, const uint8_t* rows, size_t row_bytes, const float* scales, uint8_t* panels) {
   switch (weight.type) {
     case WeightType::kF32:
       return pack_all<BlockF32>(weight, 4 * kBlockInputs, rows, row_bytes, panels);
@@ -66,6 +77,9 @@ void pack(const Weight& weight, const uint8_t* rows, size_t row_bytes, uint8_t* 
       return pack_all<BlockQ4_1>(weight, 20, rows, row_bytes, panels);
     case WeightType::kQ8_0:
       return pack_all<BlockQ8_0>(weight, 34, rows, row_bytes, panels);
+    case WeightType::kF8:
+      pack_scales(weight, scales, panels);
+      return pack_all<BlockF8>(weight, kBlockInputs, rows, row_bytes, panels);
   }
 }
 

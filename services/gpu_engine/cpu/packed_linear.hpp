@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 namespace blink::cpu {
 
 using Bytes = nanobind::ndarray<const uint8_t, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+using Scales = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 
 inline void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
@@ -80,15 +82,21 @@ class Arena {
 class Linear {
  public:
   Linear(Arena& arena, const std::vector<Bytes>& rows, const std::vector<std::string>& types,
-         const std::vector<int>& inputs) {
+         const std::vector<int>& inputs, const std::vector<std::optional<Scales>>& scales) {
     require(!rows.empty() && rows.size() == types.size() && rows.size() == inputs.size(),
             "Linear takes as many types and inputs as matrices, at least one");
+    require(scales.empty() || scales.size() == rows.size(), "Linear takes as many scales as matrices, or none");
     for (size_t i = 0; i < rows.size(); ++i) {
       require(inputs[i] == inputs[0], "matrices of one Linear must have the same inputs");
       Weight weight{type_of(types[i]), static_cast<int>(rows[i].shape(0)), inputs[i], nullptr};
+      const bool scaled = !scales.empty() && scales[i];
+      require(scaled == (weight.type == WeightType::kF8), "F8_E4M3 matrices have scales, no others");
+      require(!scaled || (static_cast<int>(scales[i]->shape(0)) == weight.outputs &&
+                          static_cast<int>(scales[i]->shape(1)) == weight.blocks()),
+              "scales must be [outputs, blocks of 32 inputs]");
       const size_t bytes = weight.panels() * weight.panel_bytes();
       uint8_t* panels = arena.take(bytes);
-      pack(weight, rows[i].data(), rows[i].shape(1), panels);
+      pack(weight, rows[i].data(), rows[i].shape(1), scaled ? scales[i]->data() : nullptr, panels);
       weight.data = panels;
       weights_.push_back(weight);
       outputs_ += weight.outputs;
@@ -123,8 +131,8 @@ class Linear {
 
  private:
   static WeightType type_of(const std::string& name) {
-    const char* names[] = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"};
-    for (int i = 0; i < 6; ++i)
+    const char* names[] = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "F8_E4M3"};
+    for (int i = 0; i < 7; ++i)
       if (name == names[i]) return static_cast<WeightType>(i);
     throw std::invalid_argument("unknown weight type " + name);
   }
@@ -141,8 +149,9 @@ class LinearGroup {
   LinearGroup(const LinearGroup&) = delete;
   LinearGroup& operator=(const LinearGroup&) = delete;
 
-  void append(const std::vector<Bytes>& rows, const std::vector<std::string>& types, const std::vector<int>& inputs) {
-    auto linear = std::make_unique<Linear>(arena_, rows, types, inputs);
+  void append(const std::vector<Bytes>& rows, const std::vector<std::string>& types, const std::vector<int>& inputs,
+              const std::vector<std::optional<Scales>>& scales) {
+    auto linear = std::make_unique<Linear>(arena_, rows, types, inputs, scales);
     require(
         members_.empty() || (linear->inputs() == members_[0]->inputs() && linear->outputs() == members_[0]->outputs()),
         "matrices of one LinearGroup must have the same shape");

@@ -14,7 +14,7 @@ namespace blink::cpu {
 constexpr int kPanelOutputs = 32;
 constexpr int kBlockInputs = 32;
 
-enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0 };
+enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0, kF8 };
 
 struct BlockF32 {
   float value[kBlockInputs][kPanelOutputs];
@@ -47,6 +47,12 @@ struct BlockQ8_0 {
   int8_t quant[kBlockInputs][kPanelOutputs];
 };
 
+// value = scale * e4m3 (float8.hpp)
+struct BlockF8 {
+  float scale[kPanelOutputs];
+  uint8_t value[kBlockInputs][kPanelOutputs];
+};
+
 constexpr size_t block_bytes(WeightType type) {
   switch (type) {
     case WeightType::kF32:
@@ -61,6 +67,8 @@ constexpr size_t block_bytes(WeightType type) {
       return sizeof(BlockQ4_1);
     case WeightType::kQ8_0:
       return sizeof(BlockQ8_0);
+    case WeightType::kF8:
+      return sizeof(BlockF8);
   }
   return 0;
 }
@@ -78,7 +86,8 @@ struct Weight {
   const uint8_t* panel(int index) const { return data + index * panel_bytes(); }
 };
 
-// Copies rows as a checkpoint stores them (GGUF blocks or plain numbers, `row_bytes` apart) into zeroed panels.
-void pack(const Weight& weight, const uint8_t* rows, size_t row_bytes, uint8_t* panels);
+// Copies rows as a checkpoint stores them (GGUF blocks or plain numbers, `row_bytes` apart) into zeroed panels. FP8
+// rows have `scales` [outputs, blocks] beside them, other types none.
+void pack(const Weight& weight, const uint8_t* rows, size_t row_bytes, const float* scales, uint8_t* panels);
 
 }  // namespace blink::cpu

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from services.gpu_engine.cpu._kernels import Arena, Linear, LinearGroup
 from services.gpu_engine.models import family
 from services.gpu_engine.models.checkpoint import Checkpoint, Progress
+from services.gpu_engine.models.dequantize import PLAIN_TYPES, plain_values
 from services.gpu_engine.models.errors import UnsupportedCheckpointError
 from services.gpu_engine.models.family import TensorSpec
-from services.gpu_engine.models.tensors import StoredTensor, TensorType
+from services.gpu_engine.models.tensors import StoredTensor
 
 Floats = NDArray[np.float32]
+BLOCK_INPUTS = 32  # of a panel: kBlockInputs
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         self._checkpoint = checkpoint
         self._progress = progress
-        self._total = sum(tensor.nbytes for _, tensor in checkpoint.tensors()) if progress else 0
+        self._total = checkpoint.stored_bytes() if progress else 0
         self._done = 0
         self._arena = Arena()
         self._matrices: dict[str, Linear] = {}
@@ -111,24 +113,19 @@ class Weights:
             group.append(*self._stored(*specs))
         return group
 
-    def _stored(self, *specs: TensorSpec) -> tuple[list[NDArray[np.uint8]], list[str], list[int]]:
-        """Rows, types and inputs, as ``Linear`` takes them."""
+    def _stored(self, *specs: TensorSpec) -> tuple[list[NDArray[np.uint8]], list[str], list[int], list[Floats | None]]:
+        """Rows, types, inputs and scales, as ``Linear`` takes them."""
         tensors = [self._checkpoint.tensor(spec) for spec in specs]
         for tensor in tensors:
             self._count(tensor)
-        return [t.data for t in tensors], [t.type.name for t in tensors], [spec.shape[1] for spec in specs]
+        scales = [_scale_of_blocks(tensor) for tensor in tensors]
+        return [t.data for t in tensors], [t.type.name for t in tensors], [spec.shape[1] for spec in specs], scales
 
     def _vector(self, spec: TensorSpec) -> Floats:
         tensor = self._checkpoint.tensor(spec)
         self._count(tensor)
-        match tensor.type:
-            case TensorType.F32:
-                return tensor.data.view(np.float32).reshape(-1).copy()
-            case TensorType.F16:
-                return tensor.data.view(np.float16).reshape(-1).astype(np.float32)
-            case TensorType.BF16:
-                bits = tensor.data.view(np.uint16).reshape(-1).astype(np.uint32)
-                return (bits << 16).view(np.float32)
+        if tensor.type in PLAIN_TYPES:
+            return plain_values(tensor.data, tensor.type).reshape(-1).copy()
         raise UnsupportedCheckpointError(
             f"{self._checkpoint.path}: {spec.name} is a vector of {tensor.type.name}, must be F32, F16 or BF16"
         )
@@ -137,3 +134,10 @@ class Weights:
         self._done += tensor.nbytes
         if self._progress:
             self._progress(self._done, self._total)
+
+
+def _scale_of_blocks(tensor: StoredTensor) -> Floats | None:
+    if tensor.scale is None:
+        return None
+    rows, columns = tensor.shape
+    return tensor.scale.of_rows(0, rows, columns, BLOCK_INPUTS)

@@ -22,7 +22,7 @@ from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.gpu_engine.cuda.warm_up import warm_up
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
-from services.gpu_engine.engine import EngineLimits
+from services.gpu_engine.engine import EngineError, EngineLimits, Precision
 from services.gpu_engine.models.config import ModelConfig
 from services.ring.header import read_ring_info
 from services.ring.memory import MemoryTransport, Region
@@ -50,6 +50,7 @@ def assemble(
     progress: StageProgress,
     scheduler: SchedulerPlace = "gpu",
     ring_place: RingPlace = "host",
+    kv_cache: Precision = "bf16",
     around: Callable[[Record], Record] = lambda record: record,
 ) -> CudaEngine:
     """Load and allocate everything, compile what is not cached, capture the step graphs. Run the engine on this thread.
@@ -70,6 +71,8 @@ def assemble(
         CheckpointError
     """
     limits.check()
+    if kv_cache != "bf16":
+        raise EngineError(f"kv_cache is {kv_cache!r}, the cuda engine has 'bf16'")
     device = Device()
     geometry = Geometry(model.config, limits.page_size)
     compiler = Compiler(device.arch, default_cache())

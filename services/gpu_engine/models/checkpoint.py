@@ -48,6 +48,10 @@ class Checkpoint(ABC):
             UnsupportedCheckpointError: of a type that Blink does not know.
         """
 
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        """What keys and values of attention layer ``layer`` are divided by in a KV cache of FP8."""
+        return 1.0, 1.0
+
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The model as its family's layers."""
@@ -56,7 +60,7 @@ class Checkpoint(ABC):
     def tensors(self, progress: Progress | None = None) -> Iterator[tuple[TensorSpec, StoredTensor]]:
         """Every tensor of the model, in the order of use; ``progress`` hears of each once it is dealt with."""
         specs = list(tensors_of(self.layers))
-        total = sum(self.tensor(spec).nbytes for spec in specs) if progress else 0
+        total = self.stored_bytes() if progress else 0
         done = 0
         for spec in specs:
             tensor = self.tensor(spec)
@@ -64,6 +68,10 @@ class Checkpoint(ABC):
             done += tensor.nbytes
             if progress:
                 progress(done, total)
+
+    def stored_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(self.tensor(spec).nbytes for spec in tensors_of(self.layers))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -19,8 +19,9 @@ def fingerprint(
 ) -> str:
     """SHA-256, lowercase hexadecimal, over all that decides what the model answers.
 
-    Covered: the whole config, tokenizer.json, chat template and special tokens; each tensor's name, shape and type;
-    and of each tensor's data the first, middle and last 4 KiB (all of it when shorter than 12 KiB, so every norm).
+    Covered: the whole config, tokenizer.json, chat template and special tokens; each tensor's name, shape, type
+    and scales; and of each tensor's data the first, middle and last 4 KiB (all of it when shorter than 12 KiB, so every
+    norm).
     Two models that differ only elsewhere in their data share a fingerprint; whole files are checked when downloaded.
     """
     digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode())
@@ -31,6 +32,9 @@ def fingerprint(
         digest.update(hashlib.sha256(text).digest())
     for spec, tensor in tensors:
         digest.update(f"{spec.name}:{tensor.shape}:{tensor.type.name}".encode())
+        if tensor.scale:
+            digest.update(f"{tensor.scale.rows}:{tensor.scale.columns}:{tensor.scale.first_row}".encode())
+            digest.update(tensor.scale.values.tobytes())
         data = tensor.data.reshape(-1)
         if data.size <= 3 * SAMPLE_BYTES:
             digest.update(data.tobytes())

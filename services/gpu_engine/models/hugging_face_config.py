@@ -29,7 +29,6 @@ FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "quantization_config": None,
 }
 
 

@@ -8,17 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.gpu_engine.models.scale import Scale
+
 
 class TensorType(enum.Enum):
     """How values are stored: (elements in a block, bytes of a block).
 
     Q4_0, Q4_1 and Q8_0 are GGML's: a float16 scale d (and minimum m), then quants q. Values are d * (q - 8),
-    d * q + m and d * q. The low nibbles of a 4-bit block hold its first half.
+    d * q + m and d * q. The low nibbles of a 4-bit block hold its first half. F8_E4M3 is float8.py's, with a scale
+    beside it.
     """
 
     F32 = (1, 4)
     F16 = (1, 2, "half")
     BF16 = (1, 2, "brain")
+    F8_E4M3 = (1, 1)
     Q4_0 = (32, 18)
     Q4_1 = (32, 20)
     Q8_0 = (32, 34)
@@ -45,12 +49,14 @@ class StoredTensor:
     Attributes:
         shape: (rows, columns), or (columns,) for a vector.
         data: uint8 [rows, row_bytes], read-only, usually a view of a mapped file.
+        scale: of F8_E4M3, always; of no other type.
     """
 
     shape: tuple[int, ...]
     type: TensorType
     data: NDArray[np.uint8]
+    scale: Scale | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + (self.scale.values.nbytes if self.scale else 0)

@@ -59,6 +59,7 @@ class Executor:
         context: int = 256,
         page_size: int = 16,
         seed: int = 0,
+        fp8_kv: bool = False,
     ) -> None:
         per_sequence = -(-context // page_size)
         pages = sequences * per_sequence
@@ -74,6 +75,7 @@ class Executor:
             max_tokens=1024,
             max_samples=sequences,
             context=context,
+            fp8_kv=[checkpoint.kv_scales(layer) for layer in range(checkpoint.config.layers)] if fp8_kv else None,
         )
         shuffled = np.random.default_rng(seed).permutation(pages)
         self.page_table = shuffled.reshape(sequences, per_sequence).astype(np.int32)
