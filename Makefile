@@ -6,7 +6,7 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-gpu soak-gpu sanitize-gpu test-rdma install cuda lint types imports format lock clean model
+.PHONY: run test test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma install cuda lint types imports format lock clean model
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -23,6 +23,14 @@ test: lint types imports model
 # On a machine with an NVIDIA GPU; what compares with transformers also needs torch and transformers in the venv.
 test-gpu: install model cuda
 	$(BIN)/pytest -m gpu -n 0 tests/gpu
+
+# The same in two and a half minutes on 16 processors, with a summary in docs/gpu-verification.md.
+verify-gpu: install model cuda
+	$(BIN)/python -m bench.verify_gpu
+
+# What both will ask the compiler for, on a machine without a GPU: carry build/cache to the one that has it.
+prebuild-gpu: install cuda
+	$(BIN)/python -m bench.prebuild build/cache/blink/kernels
 
 # Ten minutes of random load on a GPU, then a look at everything that must be free again.
 SECONDS := 600

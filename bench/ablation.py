@@ -17,21 +17,19 @@ GPU's timer while the load runs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.cpus import Cores, on_cpus, throttled_ms
 from bench.engine_process import EngineSpec, engine_process
+from bench.machine import commit, cpu_name
 from bench.neighbours import KINDS, Neighbours, neighbours
 from bench.ring_load import Asked, LoadClient, Request, poisson
 from bench.step_times import gaps_us
@@ -180,20 +178,6 @@ def report(rows: list[Seen], arguments: argparse.Namespace, cores: Cores, gpu: s
 
 def both(values: NDArray[np.float64], digits: int) -> str:
     return " / ".join(f"{np.percentile(values, percent):.{digits}f}" for percent in (50, 99))
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
-
-
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError):
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            return found.stdout.strip()
-    return "unknown"
 
 
 def main() -> None:
