@@ -61,6 +61,24 @@ def greedy(rows: int) -> NDArray[np.void]:
     return sampling
 
 
+def random_step(
+    rng: np.random.Generator, table: NDArray[np.int32], vocabulary: int, rows: Sequence[tuple[int, int]]
+) -> HostStep:
+    """Random tokens: (in the cache, of this step) for each row, whose pages ``table`` has; the last is sampled."""
+    counts = [count for _, count in rows]
+    return HostStep(
+        token_ids=rng.integers(0, vocabulary, sum(counts)).astype(np.int32),
+        positions=np.concatenate([np.arange(a, a + n) for a, n in rows]).astype(np.int32),
+        row_start=np.cumsum([0, *counts]).astype(np.int32),
+        kv_length=np.array([a + n for a, n in rows], np.int32),
+        sequence=np.arange(len(rows), dtype=np.int32),
+        page_table=table,
+        sample_row=np.arange(len(rows), dtype=np.int32),
+        sampling=greedy(len(rows)),
+        history=np.zeros(1, np.uint32),
+    )
+
+
 Timed = tuple[str, int, Callable[[], None], Cost]
 
 
@@ -101,20 +119,7 @@ class Bench:
         for line, (computed, count) in enumerate(rows):
             needed = -(-(computed + count) // self.geometry.page_size)
             table[line, :needed], free = free[:needed], free[needed:]
-        counts = [count for _, count in rows]
-        self.arrays.upload(
-            HostStep(
-                token_ids=rng.integers(0, self.config.vocabulary, sum(counts)).astype(np.int32),
-                positions=np.concatenate([np.arange(a, a + n) for a, n in rows]).astype(np.int32),
-                row_start=np.cumsum([0, *counts]).astype(np.int32),
-                kv_length=np.array([a + n for a, n in rows], np.int32),
-                sequence=np.arange(len(rows), dtype=np.int32),
-                page_table=table,
-                sample_row=np.arange(len(rows), dtype=np.int32),
-                sampling=greedy(len(rows)),
-                history=np.zeros(1, np.uint32),
-            )
-        )
+        self.arrays.upload(random_step(rng, table, self.config.vocabulary, rows))
 
     def kernels(self, rows: Sequence[tuple[int, int]]) -> Iterator[Timed]:
         """(name, launches, all of them, cost of one) for each kernel of the step."""

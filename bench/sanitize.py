@@ -1,18 +1,21 @@
-"""compute-sanitizer over a small model that both control loops serve: ``python -m bench.sanitize``.
+"""compute-sanitizer over a small model that a control loop serves: ``python -m bench.sanitize`` (make sanitize-gpu).
 
-memcheck and racecheck, each over the loop on the GPU (device-launched step graphs, the scheduling core as a thread
-block) and over the host-driven one (the same kernels in graphs that the host launches). Needs compute-sanitizer of
-CUDA 13: of a CUDA toolkit, or the wheel nvidia-cuda-sanitizer-api (requirements/bench.txt). Whole logs go to a folder;
-exits with 1 unless every check is clean.
+memcheck and racecheck over the loop on the GPU (device-launched step graphs, the scheduling core as a thread block);
+with ``--schedulers gpu host`` also over the host-driven one (the same kernels in graphs that the host launches). Needs
+compute-sanitizer of CUDA 13: of a CUDA toolkit, or the wheel nvidia-cuda-sanitizer-api (requirements/bench.txt). Whole
+logs go to a folder; exits with 1 unless every check is clean.
 
-The load is two dozen requests of random sampling settings, a hostile one among them; each answer is checked as in the
-soak.
+Checked kernels run tens to hundreds of times slower, so the load is one request of each kind (``asks``), and a run
+without the sanitizer comes first: it shows that the load itself works, and leaves behind the compiled kernels and the
+choices of matrix products, which would otherwise be made by measuring, thousands of launches, under the sanitizer. Each
+answer is checked as in the soak.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import re
 import shutil
@@ -21,54 +24,75 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from bench.engine_process import SMALL_MODELS
 from bench.families import RandomWeights
-from bench.soak_requests import Answer, Asker
+from bench.soak_requests import Answer, Ask
 from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.gpu_engine.engine import EngineLimits
-from services.ring.schema import record_bytes, submission_tag
+from services.ring.schema import DescriptorFlag, FinishReason, RejectCode, record_bytes, submission_tag
 from tests.gpu.model_serving import Client, serving_model
 
 TOOLS = ("memcheck", "racecheck")
-REQUESTS, PROMPT, GENERATED = 24, 90, 10
-SEED = 0  # among its first requests are a hostile one, repeats, and every sampling setting
+PROMPT, GENERATED = 40, 48  # the most of a request; no request has both
 LIMITS = EngineLimits(
-    context=PROMPT + GENERATED + 1,
+    context=64,
     page_size=16,
-    kv_pages=24,  # fewer than all need together: some wait, some are preempted
-    max_running=8,
-    max_batched_tokens=64,
-    max_waiting=64,
+    kv_pages=10,  # fewer than all need together: some wait, some are preempted
+    max_running=4,
+    max_batched_tokens=16,  # five step graphs; longer prompts come in chunks
+    max_waiting=16,
     lease_timeout_ms=600_000,
 )
-LOAD_SECONDS = 200.0
+LOAD_SECONDS = 70.0
+UNCHECKED_SECONDS = 30.0
 FOUND = 9  # exit code of the sanitizer
 SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)")
+
+
+def asks(vocabulary: int) -> list[Ask]:
+    """Decode, chunked prefill, every sampling setting, penalties, alternatives, a cancel and a hostile record."""
+    rng = np.random.default_rng(0)
+
+    def ask(length: int, most: int, **fields: Any) -> dict[str, Any]:
+        prompt = rng.integers(1, vocabulary, length).tolist()
+        return {"prompt": prompt, "max_tokens": most, "seed": length, "flags": DescriptorFlag.IGNORE_EOS, **fields}
+
+    logprobs = DescriptorFlag.LOGPROBS | DescriptorFlag.IGNORE_EOS
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    return [
+        Ask(ask(5, 8, temperature=0.0)),
+        Ask(ask(PROMPT, 6, temperature=0.0, flags=logprobs, top_logprobs=20)),
+        Ask(ask(17, 6, temperature=0.9, top_p=0.8)),
+        Ask(ask(3, 8, temperature=1.0, top_k=40, top_p=0.9, min_p=0.05, **penalties)),
+        Ask(ask(33, 6, temperature=0.7, stop_tokens=[5, 6], min_tokens=3, flags=DescriptorFlag(0), **penalties)),
+        Ask(ask(8, GENERATED, temperature=1.0), cancel_after=2),
+        Ask(ask(20, 4, temperature=2.0, top_k=1, priority=2)),
+        Ask(ask(4, 4, top_p=math.nan), refused_with=RejectCode.BAD_SAMPLING),
+    ]
 
 
 def serve(scheduler: SchedulerPlace) -> None:
     """What runs under the sanitizer. Raises SoakError."""
     weights = RandomWeights(SMALL_MODELS["tiny"])
-    with serving_model(weights, LIMITS, scheduler=scheduler, slots=REQUESTS) as client:
-        answers = load(client, weights.config.vocabulary)
-    tokens = sum(len(answer.tokens) for answer in answers)
-    print(f"served {len(answers)} requests, {tokens} tokens", flush=True)
+    wanted = asks(weights.config.vocabulary)
+    with serving_model(weights, LIMITS, scheduler=scheduler, slots=len(wanted)) as client:
+        answers = load(client, wanted, weights.config.vocabulary)
+    tokens, cancelled = sum(len(a.tokens) for a in answers), sum(a.reason is FinishReason.CANCELLED for a in answers)
+    print(f"served {len(answers)} requests, {tokens} tokens, {cancelled} cancelled", flush=True)
 
 
-def load(client: Client, vocabulary: int) -> list[Answer]:
+def load(client: Client, wanted: Sequence[Ask], vocabulary: int) -> list[Answer]:
     """All requests at once, to their ends."""
-    lane, asker, span = client.gateway.client, Asker(SEED, vocabulary), record_bytes(PROMPT, GENERATED)
+    lane, span = client.gateway.client, record_bytes(LIMITS.context, LIMITS.context)
     answers: dict[int, Answer] = {}
-    for slot in range(REQUESTS):
-        ask = asker.ask()
-        fields = ask.fields
-        fields.pop("time_limit_ms", None)
-        fields["prompt"] = fields["prompt"][:PROMPT]
-        fields["max_tokens"] = min(fields["max_tokens"], GENERATED)
-        fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
+    for slot, ask in enumerate(wanted):
         position = lane.submit(ask.record(slot), slot * span)
         answers[submission_tag(position)] = Answer(ask, position, slot, vocabulary)
     deadline = time.monotonic() + LOAD_SECONDS
@@ -77,7 +101,11 @@ def load(client: Client, vocabulary: int) -> list[Answer]:
             raise TimeoutError(f"requests do not end within {LOAD_SECONDS:.0f} s: {answers}")
         lane.poll()
         for tag, _slot, kind, detail, token, value in lane.read_log().tolist():
-            answers[tag].take(kind, token, value, detail)
+            answer = answers[tag]
+            answer.take(kind, token, value, detail)
+            if len(answer.tokens) == answer.ask.cancel_after and not answer.cancelled:
+                answer.cancelled = True
+                lane.cancel(answer.slot, answer.position)
         lane.acknowledge()
         time.sleep(0.001)
     return list(answers.values())
@@ -94,11 +122,20 @@ class Verdict:
 
 
 def check(sanitizer: str, tool: str, scheduler: str, logs: Path, limit: float) -> Verdict:
-    log = logs / f"{tool}-{scheduler}.log"
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "40"]
-    command += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    command += [sys.executable, "-m", "bench.sanitize", "--serve", scheduler]
+    options = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "40"]
+    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    code, text, seconds = serve_apart(options, scheduler, logs / f"{tool}-{scheduler}.log", limit)
+    summaries, served = SUMMARY.findall(text), re.findall(r"^served .*", text, re.MULTILINE)
+    what = "; ".join([*summaries, *served]) or text.strip().rsplit("\n", maxsplit=1)[-1][:100]
+    if code is None:
+        what = f"not done within {limit:.0f} s; {what}"
+    return Verdict(f"{tool}, {scheduler} loop", code == 0 and bool(summaries and served), what, seconds)
+
+
+def serve_apart(before: list[str], scheduler: str, log: Path, limit: float) -> tuple[int | None, str, float]:
+    """Run ``serve`` by way of a command. Returns its exit code, None if it had to be stopped, output and seconds."""
     began = time.monotonic()
+    command = [*before, sys.executable, "-m", "bench.sanitize", "--serve", scheduler]
     with (
         log.open("w") as file,
         subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True) as process,
@@ -108,14 +145,7 @@ def check(sanitizer: str, tool: str, scheduler: str, logs: Path, limit: float) -
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the sanitizer's session: itself and what it watches
             code = None
-    text = log.read_text(errors="replace")
-    summaries, served = SUMMARY.findall(text), re.findall(r"^served .*", text, re.MULTILINE)
-    what = "; ".join([*summaries, *served]) or text.strip().rsplit("\n", maxsplit=1)[-1][:100]
-    if code is None:
-        what = f"not done within {limit:.0f} s; {what}"
-    return Verdict(
-        f"{tool}, {scheduler} loop", code == 0 and bool(summaries and served), what, time.monotonic() - began
-    )
+    return code, log.read_text(errors="replace"), time.monotonic() - began
 
 
 def find_sanitizer() -> str:
@@ -136,9 +166,9 @@ def find_sanitizer() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--schedulers", nargs="*", choices=("gpu", "host"), default=["gpu", "host"])
+    parser.add_argument("--schedulers", nargs="*", choices=("gpu", "host"), default=["gpu"])
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "blink-sanitizer")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds of one check")
+    parser.add_argument("--limit", type=float, default=80.0, help="seconds of one check")
     parser.add_argument("--serve", choices=("gpu", "host"), help="only serve the load, without a sanitizer")
     arguments = parser.parse_args()
     if arguments.serve:
@@ -146,7 +176,13 @@ def main() -> None:
         return
     sanitizer = find_sanitizer()
     arguments.logs.mkdir(parents=True, exist_ok=True)
-    print(f"{sanitizer}, logs in {arguments.logs}\n\n| check | clean | what | s |\n|---|---|---|---|", flush=True)
+    print(f"{sanitizer}, logs in {arguments.logs}", flush=True)
+    for scheduler in arguments.schedulers:
+        code, text, seconds = serve_apart([], scheduler, arguments.logs / f"alone-{scheduler}.log", UNCHECKED_SECONDS)
+        if code != 0:
+            sys.exit(f"the load does not end well without the sanitizer either ({code}):\n{text[-3000:]}")
+        print(f"without the sanitizer, {scheduler} loop: {seconds:.0f} s", flush=True)
+    print("\n| check | clean | what | s |\n|---|---|---|---|", flush=True)
     clean = True
     for tool, scheduler in itertools.product(arguments.tools, arguments.schedulers):
         verdict = check(sanitizer, tool, scheduler, arguments.logs, arguments.limit)
