@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import importlib
 import itertools
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from bench.machine import power_sampled
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.control_loop.build import THREADS
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream
@@ -223,10 +223,14 @@ def latency_table() -> Table:
 
 def watts() -> str:
     """Mean power and SM clock over SECONDS."""
-    with power_sampled(100) as power:
+    query = ["nvidia-smi", "--query-gpu=power.draw.instant,clocks.sm", "--format=csv,noheader,nounits", "-lms", "100"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
         time.sleep(SECONDS)
-    warm = 1 / 3  # of the last work
-    return f"{power.mean_watts(warm):.0f} W at {power.mean_clock(warm):.0f} MHz"
+        process.terminate()
+        text = process.communicate()[0]
+    values = np.array([[float(x) for x in line.split(",")] for line in text.splitlines() if line.count(",") == 1])
+    half = values[len(values) // 3 :]  # after the last work's warmth
+    return f"{half[:, 0].mean():.0f} W at {half[:, 1].mean():.0f} MHz"
 
 
 def neighbour() -> Callable[[], dict[str, float]]:

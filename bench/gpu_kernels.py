@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.families import MODELS, RandomWeights, parser_of
+from bench.machine import write_json
 from bench.timing import replay_seconds
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
@@ -258,14 +261,14 @@ class Bench:
         yield "down", len(layers), down, Cost(used * width * ffn + rows * (2 * ffn + width), operations)
         yield "combine and norm", len(layers), combine, Cost(width * rows + 5 * width * tokens)
 
-    def mixture_shapes(self, rows: int) -> None:
-        """Time the grouped products of a step of ``rows`` tokens in each of their shapes, over all layers."""
+    def mixture_shapes(self, rows: int) -> dict[str, float]:
+        """Milliseconds of a step of ``rows`` tokens' grouped products, over all layers, in each of their shapes."""
         kernels, normed = self.executor.mixture, self.executor.activations.normed.pointer
         if not kernels:
-            return
+            return {}
         self.arrays.counts.upload(np.array([rows, 1, 1], np.uint32))
         layers = [layer for layer in self.layers if isinstance(layer, Mixture)]
-        times = []
+        times: dict[str, float] = {}
         for name, shape in kernels.shapes.items():
 
             def launch(shape: GemmShape = shape) -> None:
@@ -278,37 +281,40 @@ class Bench:
                     kernels.gate_up(self.stream, rows, x=normed, weight=gate, shape=shape)
                     kernels.down(self.stream, rows, weight=down, shape=shape)
 
-            times.append(f"{name} {replay_seconds(self.stream, launch) * 1e3:.3f}")
-        print(f"routing and products of {rows:4} tokens by shape, ms a step: " + ", ".join(times))
+            times[name] = 1e3 * replay_seconds(self.stream, launch)
+        each = ", ".join(f"{name} {time:.3f}" for name, time in times.items())
+        print(f"routing and products of {rows:4} tokens by shape, ms a step: {each}")
+        return times
 
-    def sampling(self, rows: int) -> None:
-        """Time sampling alone, with the parameters that change how much of the vocabulary it reads."""
+    def sampling(self, rows: int) -> dict[str, float]:
+        """Microseconds of sampling alone, with the parameters that change how much of the vocabulary it reads."""
         rng = np.random.default_rng()
         logits = self.executor.activations.logits
         logits.upload((rng.standard_normal((rows, self.config.vocabulary)) * 3).astype(np.float32))
         self.arrays.counts.upload(np.array([rows, rows, rows], np.uint32))
-        times = []
-        for parameters in SAMPLING.values():
+        times: dict[str, float] = {}
+        for name, parameters in SAMPLING.items():
             sampling = greedy(rows)
-            for name, value in parameters.items():
-                sampling[name] = value
+            for parameter, value in parameters.items():
+                sampling[parameter] = value
             sampling["seed"] = rng.integers(0, 1 << 62, rows)
             self.arrays.sampling.upload(sampling)
-            times.append(
-                replay_seconds(self.stream, lambda: self.executor.sampler.sample(self.stream, rows, logits.pointer))
+            seconds = replay_seconds(
+                self.stream, lambda: self.executor.sampler.sample(self.stream, rows, logits.pointer)
             )
-        print(
-            f"sampling of {rows:3} rows, us: "
-            + ", ".join(f"{name} {each * 1e6:.1f}" for name, each in zip(SAMPLING, times, strict=True))
-        )
+            times[name] = 1e6 * seconds
+        print(f"sampling of {rows:3} rows, us: " + ", ".join(f"{name} {time:.1f}" for name, time in times.items()))
+        return times
 
-    def report(self, name: str, rows: Sequence[tuple[int, int]], *, kernels: bool) -> None:
+    def report(self, name: str, rows: Sequence[tuple[int, int]], *, kernels: bool) -> dict[str, Any]:
+        """Print a step and its kernels. Returns milliseconds of the step, and of each kernel what is printed."""
         self.step(rows)
         tokens, samples = sum(n for _, n in rows), len(rows)
         step = replay_seconds(self.stream, lambda: self.executor.launch(self.stream, tokens, samples))
+        found: dict[str, Any] = {"step_ms": 1e3 * step}
         print(f"\n{name}: step {step * 1e3:.3f} ms", flush=True)
         if not kernels:
-            return
+            return found
         print(
             f"{'kernel':20} {'launches':>8} {'us':>8} {'MB':>9} {'TB/s':>6} {'TFLOP/s':>8}"
             f" {'of bound':>9} {'ms/step':>8}"
@@ -317,11 +323,30 @@ class Bench:
         for kernel, launches, launch, cost in self.kernels(rows):
             each = replay_seconds(self.stream, launch) / launches
             total, floor = total + each * launches, floor + cost.floor * launches
+            found[kernel] = {"launches": launches, "us": 1e6 * each, "bytes": cost.moved, "operations": cost.operations}
             print(
                 f"{kernel:20} {launches:8} {each * 1e6:8.2f} {cost.moved / 1e6:9.2f} {cost.moved / each / 1e12:6.2f}"
                 f" {cost.operations / each / 1e12:8.1f} {cost.floor / each:9.1%} {each * launches * 1e3:8.3f}"
             )
         print(f"{'sum':64} {floor / total:9.1%} {total * 1e3:8.3f}  floor {floor * 1e3:.3f}")
+        return found
+
+
+def measure(bench: Bench, batches: Sequence[int], prefill: Sequence[int], *, kernels: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for batch in batches:
+        rows = [(CONTEXT - 1, 1)] * batch
+        found[f"decode_{batch}"] = bench.report(f"decode, batch {batch}, context {CONTEXT}", rows, kernels=kernels)
+    print()
+    for batch in batches if kernels else []:
+        found[f"sampling_{batch}_us"] = bench.sampling(batch)
+    for tokens in prefill:
+        found[f"prefill_{tokens}"] = bench.report(f"prefill of {tokens} tokens", [(0, tokens)], kernels=kernels)
+    if prefill and kernels:
+        print()
+        for tokens in SHAPE_TOKENS:  # the activations are a prompt's
+            found[f"mixture_{tokens}_ms"] = bench.mixture_shapes(tokens)
+    return found
 
 
 def main() -> None:
@@ -331,23 +356,14 @@ def main() -> None:
     parser.add_argument("--library", action="store_true", help="products by cuBLASLt alone")
     parser.add_argument("--overlap", action="store_true", help="launches overlap")
     parser.add_argument("--steps", action="store_true", help="whole steps alone")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="write results there too")
+    arguments, found = parser.parse_args(), {}
     for name in arguments.models:
         bench = Bench(MODELS[name], skinny=not arguments.library, overlap=arguments.overlap)
         print(f"\n{name} on {bench.device.name} {bench.device.arch}")
-        for batch in arguments.batches:
-            rows = [(CONTEXT - 1, 1)] * batch
-            bench.report(f"decode, batch {batch}, context {CONTEXT}", rows, kernels=not arguments.steps)
-        print()
-        for batch in [] if arguments.steps else arguments.batches:
-            bench.sampling(batch)
-        for tokens in arguments.prefill:
-            bench.report(f"prefill of {tokens} tokens", [(0, tokens)], kernels=not arguments.steps)
-        if arguments.prefill and not arguments.steps:
-            print()
-            for tokens in SHAPE_TOKENS:  # the activations are a prompt's
-                bench.mixture_shapes(tokens)
+        found[name] = measure(bench, arguments.batches, arguments.prefill, kernels=not arguments.steps)
         del bench  # its device memory
+    write_json(arguments.json, "gpu_kernels", found)
 
 
 if __name__ == "__main__":

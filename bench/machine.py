@@ -1,19 +1,16 @@
-"""What a measurement was made on and with, and what power the GPU took meanwhile."""
+"""What a measurement was made on and with, and what energy the GPU took meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
-
-SAMPLE_MS = 20
 
 
 @dataclass(frozen=True)
@@ -51,57 +48,30 @@ def _output(*command: str) -> str:
 
 
 def write_json(file: Path | None, bench: str, results: Mapping[str, Any]) -> None:
-    """``results`` with the machine, if there is a file to write to."""
+    """``results`` with the machine, if there is a file to write to; what is NaN becomes null."""
     if file is not None:
-        whole = {"bench": bench, "machine": asdict(Machine.of_this()), "results": results}
-        file.write_text(json.dumps(whole, indent=1) + "\n")
+        whole = json.dumps({"bench": bench, "machine": asdict(Machine.of_this()), "results": results})
+        valid = json.loads(whole, parse_constant=lambda _: None)
+        file.write_text(json.dumps(valid, indent=1, allow_nan=False) + "\n")
 
 
-@dataclass
-class Power:
-    """Of GPU 0 over a span of time; means are NaN when there was no sample.
+class EnergyMeter:
+    """The energy that GPU 0 has taken, by NVML's counter: exact over spans of many tenths of a second.
 
-    Attributes:
-        watts: the samples, of the last tens of milliseconds each.
-        clocks: MHz of the multiprocessors, at the same times.
+    Without nvidia-ml-py or such a counter all is NaN.
     """
 
-    watts: list[float] = field(default_factory=list)
-    clocks: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._handle: Any = None
+        with contextlib.suppress(ImportError):
+            self._nvml: Any = importlib.import_module("pynvml")
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlInit()
+                self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
 
-    def parse(self, text: str) -> None:
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError):  # the last line may be cut off
-                watts, clock = map(float, line.split(","))
-                self.watts.append(watts)
-                self.clocks.append(clock)
-
-    def mean_watts(self, skipped: float = 0.0) -> float:
-        """Without the first part of the samples, which may show what was before."""
-        return _mean(self.watts[int(skipped * len(self.watts)) :])
-
-    def mean_clock(self, skipped: float = 0.0) -> float:
-        return _mean(self.clocks[int(skipped * len(self.clocks)) :])
-
-
-def _mean(values: list[float]) -> float:
-    return fmean(values) if values else float("nan")
-
-
-@contextmanager
-def power_sampled(interval_ms: int = SAMPLE_MS) -> Iterator[Power]:
-    """The power taken inside, complete afterwards. NVML's, by way of nvidia-smi: a process of its own samples it."""
-    query = "--query-gpu=power.draw.instant,clocks.sm"
-    command = ["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits", "-lms", str(interval_ms)]
-    power = Power()
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    except OSError:  # a machine without nvidia-smi
-        yield power
-        return
-    with process:
-        try:
-            yield power
-        finally:
-            process.terminate()
-            power.parse(process.communicate()[0])
+    def joules(self) -> float:
+        """Since the driver was loaded."""
+        if self._handle is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+        return float("nan")

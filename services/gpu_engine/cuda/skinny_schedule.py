@@ -13,7 +13,7 @@ GROUP_ROWS = 64
 MOST_STAGES = 60
 HELD_STAGES = 2  # by the products in flight
 BARRIER_BYTES = 1024
-RING_BYTES = 216 << 10  # the deeper, the nearer to the memory's bandwidth, also with few blocks
+RING_BYTES = 216 << 10  # the deeper, the nearer to the bandwidth; leaves no room for a second product's block
 MOST_SHARED_BYTES = 224 << 10  # of 227 KiB, whose first may be taken up by the alignment of the ring
 FEW_ROWS = 48  # fewer a tile have not been the best of any product measured (docs/performance.md)
 

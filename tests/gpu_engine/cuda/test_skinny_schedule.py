@@ -48,3 +48,12 @@ def test_a_ring_that_would_stand_still_is_refused() -> None:
     assert Schedule(128, 1, ring=48 << 10).stages(64) == HELD_STAGES
     with pytest.raises(ValueError, match="ring of 1 stages of 24576 bytes, must be 2"):
         Schedule(128, 1, ring=(48 << 10) - 1).stages(64)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("weight_rows", LLAMA_3_8B.values())
+def test_two_products_never_share_a_multiprocessor(weight_rows: int, width: int) -> None:
+    """Where launches overlap, a second block's room would let a product crowd on half of them (decision 0011)."""
+    multiprocessor, of_a_block = 228 << 10, 1 << 10  # shared memory of an H200's, and what CUDA takes of it for a block
+    for schedule in schedules(weight_rows, 131):
+        assert 2 * (schedule.shared_bytes(width) + of_a_block) > multiprocessor
