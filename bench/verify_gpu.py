@@ -27,6 +27,7 @@ from pathlib import Path
 
 from bench.gpu_groups import PYTEST, Group, lone_groups, parallel_groups
 from bench.machine import Machine
+from services.bootstrap.store.store import default_model_dir
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / "build" / "cache"
@@ -116,7 +117,7 @@ def run(group: Group, environment: dict[str, str], deadline: float) -> Result:
 
 def run_all(cache: Path, seconds: float, processes: int) -> Iterator[Result]:
     deadline = time.monotonic() + seconds
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "BLINK_MODEL_DIR": str(default_model_dir())}
     # One thread each: there are as many processes as processors.
     single = environment | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     with ThreadPoolExecutor(processes) as pool:
