@@ -1,0 +1,55 @@
+{{/* Names and labels. */}}
+{{- define "blink.name" -}}
+{{- if contains "blink" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-blink" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "blink.selector" -}}
+app.kubernetes.io/name: blink
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "blink.labels" -}}
+{{ include "blink.selector" . }}
+app.kubernetes.io/part-of: blink
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "blink.image" -}}
+{{- $image := .image -}}
+{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}{{ else }}{{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{/* Nothing runs as root, writes to its root file system or gains rights. */}}
+{{- define "blink.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "blink.containerSecurity" -}}
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* Settings as the variables that processes read. */}}
+{{- define "blink.settings" -}}
+{{- $process := .process -}}
+{{- range $name, $value := .settings }}
+- {name: {{ printf "BLINK_%s_%s" $process (upper $name) }}, value: {{ toString $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "blink.commonEnvironment" -}}
+- {name: BLINK_RUNTIME_DIR, value: /run/blink/own}
+- {name: BLINK_MODEL_DIR, value: /models}
+- {name: HOME, value: /tmp}
+{{- end }}

@@ -1,0 +1,147 @@
+"""The chart, rendered by the real helm: valid for three versions of Kubernetes, and safe in every profile."""
+
+from __future__ import annotations
+
+import re
+
+import kubernetes_validate
+import pytest
+
+from services.bootstrap.settings import BootstrapSettings
+from services.colocation.settings import OperatorSettings
+from services.dpu_gateway.settings import GatewaySettings
+from tests.deploy.chart.rendering import CHART, PROFILES, Json, containers, pods, profile, rendered, run
+
+VERSIONS = ("1.31.0", "1.34.0", "1.37.0")
+EVERYTHING = {
+    "serviceMonitor": {"enabled": True},
+    "tenants": {"namespace": "batch", "createNamespace": True, "users": [{"kind": "User", "name": "ada"}]},
+}
+FOREIGN = {"ServiceMonitor", "PodMonitor"}  # kinds of the Prometheus operator
+SETTINGS = {"BOOTSTRAP": BootstrapSettings, "GATEWAY": GatewaySettings, "OPERATOR": OperatorSettings}
+
+each_profile = pytest.mark.parametrize("name", PROFILES)
+
+
+@each_profile
+def test_helm_finds_nothing_to_complain_about(name: str) -> None:
+    done = run("lint", "--strict", str(CHART), *profile(name))
+    assert done.returncode == 0, done.stdout
+
+
+@each_profile
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid_for_this_version_of_kubernetes(name: str, version: str) -> None:
+    for each in rendered(name, EVERYTHING):
+        if each["kind"] not in FOREIGN:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@each_profile
+def test_no_container_runs_as_root_writes_to_its_image_or_may_gain_rights(name: str) -> None:
+    objects = rendered(name, EVERYTHING)
+    assert len(containers(objects)) >= 4
+    for pod_name, pod in pods(objects):
+        assert pod["securityContext"]["runAsNonRoot"], pod_name
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", pod_name
+        assert not {"hostPID", "hostIPC"} & set(pod), pod_name
+    for container_name, each in containers(objects):
+        security = each["securityContext"]
+        assert security["readOnlyRootFilesystem"], container_name
+        assert security["runAsNonRoot"], container_name
+        assert not security["allowPrivilegeEscalation"], container_name
+        assert security["capabilities"]["drop"] == ["ALL"], container_name
+        assert set(security["capabilities"].get("add", ())) <= {"IPC_LOCK"}, container_name
+        assert {"requests", "limits"} <= set(each["resources"]), container_name
+        assert "memory" in each["resources"]["limits"], container_name
+
+
+@each_profile
+def test_only_what_calls_the_api_server_gets_a_token(name: str) -> None:
+    with_token = {pod_name for pod_name, pod in pods(rendered(name)) if pod["automountServiceAccountToken"]}
+    assert with_token == {"blink-operator", "blink-uninstall"}
+
+
+@each_profile
+def test_what_serves_drains_within_its_grace_period_and_has_all_probes(name: str) -> None:
+    serving = [(n, p) for n, p in pods(rendered(name)) if any("gateway" in c["name"] for c in p["containers"])]
+    assert serving
+    for _, pod in serving:
+        for each in pod["containers"]:
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(each)
+            if each["name"].startswith("gateway"):
+                environment = {e["name"]: e.get("value") for e in each["env"]}
+                stop = int(each["lifecycle"]["preStop"]["exec"]["command"][1])
+                drain = int(environment["BLINK_GATEWAY_DRAIN_LIMIT"] or 0)
+                assert stop + drain < pod["terminationGracePeriodSeconds"]
+
+
+@each_profile
+def test_every_variable_is_a_setting_that_its_process_takes(name: str) -> None:
+    own: Json = {"engine": {"settings": {"kv_tokens": 4096}}, "gateway": {"settings": {"poll_fast_us": 250}}}
+    seen: dict[str, set[str]] = {process: set() for process in SETTINGS}
+    for container_name, each in containers(rendered(name, own)):
+        values: dict[str, dict[str, str]] = {process: {} for process in SETTINGS}
+        for variable in each.get("env", ()):
+            if match := re.fullmatch(r"BLINK_(BOOTSTRAP|GATEWAY|OPERATOR)_(.+)", variable["name"]):
+                values[match[1]][match[2].lower()] = str(variable.get("value", "x"))
+        for process, found in values.items():
+            seen[process] |= set(found)
+            if found:
+                SETTINGS[process](**found), container_name  # refuses what it does not know
+    assert "kv_tokens" in seen["BOOTSTRAP"]
+    assert "poll_fast_us" in seen["GATEWAY"]
+    assert "identity" in seen["OPERATOR"]
+
+
+@each_profile
+def test_network_policies_budgets_and_services_select_pods_that_exist(name: str) -> None:
+    objects = rendered(name)
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in objects if "template" in each.get("spec", {})]
+    selecting = 0
+    for each in objects:
+        spec = each.get("spec", {})
+        selector = {
+            "NetworkPolicy": lambda s: s["podSelector"]["matchLabels"],
+            "PodDisruptionBudget": lambda s: s["selector"]["matchLabels"],
+            "Service": lambda s: s["selector"],
+        }.get(each["kind"])
+        if selector is not None:
+            selecting += 1
+            assert any(selector(spec).items() <= own.items() for own in labels), each["metadata"]["name"]
+    assert selecting >= 5
+
+
+def test_the_operator_may_do_nothing_that_it_does_not_do() -> None:
+    role = next(
+        o for o in rendered("cpu-demo") if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "blink-operator"
+    )
+    for rule in role["rules"]:
+        assert "*" not in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])
+        assert not {"secrets", "configmaps", "serviceaccounts", "pods/exec"} & set(rule["resources"])
+    written = {(r, v) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]} - {
+        (r, v) for r in ("nodes", "pods", "jobs", "tenantpools", "tenants") for v in ("get", "list", "watch")
+    }
+    assert written == {
+        ("pods", "delete"),
+        ("pods/resize", "patch"),
+        *(("jobs", verb) for verb in ("create", "patch", "delete")),
+        ("tenantpools", "patch"),
+        ("tenants", "patch"),
+        ("tenantpools/status", "patch"),
+        ("tenants/status", "patch"),
+        ("tenants/finalizers", "update"),
+        ("events", "create"),
+    }
+
+
+def test_serving_goes_before_tenants() -> None:
+    values = {o["metadata"]["name"]: o["value"] for o in rendered("cpu-demo") if o["kind"] == "PriorityClass"}
+    assert values["blink-serving"] > 0 > values["blink-tenants"]
+
+
+def test_rdma_devices_are_asked_for_by_the_names_that_the_values_give() -> None:
+    own: Json = {"engine": {"rdmaResource": "example.com/hca"}, "gateway": {"rdmaResource": "example.com/sf"}}
+    wanted = {name: each["resources"]["limits"] for name, each in containers(rendered("dpu-rdma", own))}
+    assert wanted["blink-engine/engine"]["example.com/hca"] == 1
+    assert [name for name, limits in wanted.items() if "example.com/sf" in limits] == ["blink-gateway/gateway-0"]

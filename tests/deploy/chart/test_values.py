@@ -1,0 +1,96 @@
+"""values.schema.json refuses every value that is unknown, of another kind, or contradicts another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.deploy.chart.rendering import CHART, PROFILES, Json, defaults, template
+
+SCHEMA: Json = yaml.safe_load((CHART / "values.schema.json").read_text())
+FREE = {("service", "annotations"), ("serviceMonitor", "labels"), ("model", "volume")}
+
+
+def paths(values: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every map and every value in it."""
+    for name, value in values.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, name))
+
+
+def changed(path: tuple[str, ...], value: Any) -> Json:
+    values = copy.deepcopy(defaults())
+    within = values
+    for name in path[:-1]:
+        within = within[name]
+    within[path[-1]] = value
+    return values
+
+
+def refused(values: Json) -> bool:
+    return not jsonschema.Draft7Validator(SCHEMA).is_valid(values)
+
+
+def value_at(path: tuple[str, ...]) -> Any:
+    value: Any = defaults()
+    for name in path:
+        value = value[name]
+    return value
+
+
+def is_open(path: tuple[str, ...]) -> bool:
+    return path in FREE or path[-1] in {"settings", "requests", "limits", "nodeSelector"}
+
+
+MAPS = [path for path in paths(defaults()) if isinstance(value_at(path), dict) and not is_open(path)]
+
+
+@pytest.mark.parametrize("path", MAPS, ids=".".join)
+def test_a_name_that_is_unknown_is_refused_in_every_map(path: tuple[str, ...]) -> None:
+    assert refused(changed((*path, "unknwon"), 1))
+
+
+@pytest.mark.parametrize("path", list(paths(defaults())), ids=".".join)
+def test_a_value_of_another_kind_is_refused_everywhere(path: tuple[str, ...]) -> None:
+    value = value_at(path)
+    another: Any = "no-number" if isinstance(value, int) else True
+    assert refused(changed(path, another))
+
+
+@pytest.mark.parametrize("name", ["model", "engine", "transport", "listen", "handshake_key"])
+def test_what_the_chart_decides_can_not_be_set_a_second_time(name: str) -> None:
+    assert refused(changed(("engine", "settings", name), "x"))
+    assert not refused(changed(("engine", "settings", "kv_tokens"), 4096))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    {
+        "verbs without certificates": ("cpu-demo", {"transport": "verbs"}),
+        "certificates without verbs": ("cpu-demo", {"handshake": {"engineSecret": "x"}}),
+        "a DaemonSet of one pod's gateways": ("cpu-demo", {"gateway": {"kind": "DaemonSet"}}),
+        "an RDMA device without verbs": ("gpu-shm", {"engine": {"rdmaResource": "example.com/hca"}}),
+        "two engines behind one address": ("dpu-rdma", {"engine": {"replicas": 2}}),
+        "replicas of a DaemonSet": ("dpu-rdma", {"gateway": {"replicas": 3}}),
+        "a path that is to be fetched": ("gpu-shm", {"model": {"pull": True}}),
+        "a path outside the volume": ("gpu-shm", {"model": {"name": "/data/x"}}),
+        "an empty volume and nothing fetched": ("cpu-demo", {"model": {"pull": False}}),
+        "CRDs that are kept and not installed": ("cpu-demo", {"crds": {"install": False, "keep": True}}),
+        "a namespace that has no name": ("cpu-demo", {"tenants": {"createNamespace": True}}),
+    }.values(),
+)
+def test_helm_refuses_values_that_contradict_each_other(name: str, values: Json) -> None:
+    done = template(name, values)
+    assert done.returncode != 0
+    assert "don't meet the specifications of the schema" in done.stderr
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_helm_takes_every_profile(name: str) -> None:
+    assert template(name).returncode == 0
