@@ -14,7 +14,7 @@ from prometheus_client import start_http_server
 
 from services.colocation.apply.api import Api
 from services.colocation.apply.executor import CALL_ERRORS, Executor
-from services.colocation.leader import lead
+from services.colocation.leader import Election
 from services.colocation.metrics import OperatorMetrics
 from services.colocation.names import GROUP, POOLS, TENANT_LABEL, TENANTS, VERSION
 from services.colocation.observe.objects import Object
@@ -40,6 +40,7 @@ class Watched:
         self.changed = asyncio.Event()
         self.complete = asyncio.Event()
         self.registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=self.registry)(_log_in)
         kinds: tuple[tuple[tuple[str, str, str], Setter, dict[str, Any]], ...] = (
             ((GROUP, VERSION, POOLS), store.set_pool, {}),
             ((GROUP, VERSION, TENANTS), store.set_tenant, {}),
@@ -60,6 +61,11 @@ class Watched:
             if setter(event["object"], event["type"] == "DELETED") or not self.complete.is_set():
                 self.changed.set()
             self.complete.set()
+
+
+def _log_in(**arguments: Any) -> kopf.ConnectionInfo | None:
+    """In a pod as its service account, elsewhere as kubectl."""
+    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
 def _plain(body: kopf.Body) -> Object:
@@ -85,20 +91,22 @@ async def _main(settings: OperatorSettings) -> None:
         async def act() -> None:
             await _act(settings, store, watched, api, metrics)
 
-        leading = asyncio.create_task(lead(client, settings, act))
         health = f"http://0.0.0.0:{settings.health_port}/healthz" if settings.health_port else None
-        try:
-            await kopf.operator(
-                registry=watched.registry,
-                settings=_kopf_settings(),
-                clusterwide=True,
-                standalone=True,
-                liveness_endpoint=health,
-            )
-        finally:
-            leading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await leading
+        watching = kopf.operator(
+            registry=watched.registry,
+            settings=_kopf_settings(),
+            clusterwide=True,
+            standalone=True,
+            liveness_endpoint=health,
+        )
+        # kopf ends on a signal, the other never: whichever does, the process does.
+        tasks = [asyncio.create_task(watching), asyncio.create_task(Election(client, settings).lead(act))]
+        ended, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for task in ended:
+            task.result()
 
 
 async def _act(settings: OperatorSettings, store: Store, watched: Watched, api: Api, metrics: OperatorMetrics) -> None:

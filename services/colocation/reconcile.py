@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
-from services.colocation.apply.api import Api, Json
+from services.colocation.apply.api import Api, Json, describe
 from services.colocation.apply.executor import CALL_ERRORS, Executor
 from services.colocation.apply.status import differs, invalid_status, pool_status, tenant_status
 from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Plan, Release, Resize, Suspend
@@ -68,6 +68,7 @@ class Reconciler:
         well = await self._try(kind, lambda: self._executor.carry_out(action))
         if well:
             self._metrics.actions.labels(kind, action.reason.value).inc()
+            await self._try("event", lambda: self._executor.explain(action))
             self._log.info("acted", action=kind, tenant=str(action.key), reason=action.reason, message=action.message)
         return well
 
@@ -161,7 +162,7 @@ class Reconciler:
             await call()
         except CALL_ERRORS as error:
             self._metrics.failures.labels(what).inc()
-            self._log.warning("call_failed", action=what, error=" ".join(str(error).split())[:500])
+            self._log.warning("call_failed", action=what, error=describe(error))
             return False
         return True
 

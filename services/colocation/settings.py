@@ -18,7 +18,7 @@ class OperatorSettings(ProcessSettings):
     namespace: str = Field("default", min_length=1, max_length=63, description="where the lease of the leader lies")
     lease: str = Field("blink-operator", min_length=1, max_length=253, description="name of that lease")
     identity: str = Field("", max_length=253, description="names this replica; default the host's name")
-    lease_seconds: int = Field(15, ge=3, le=600, description="a leader that is silent this long has lost the lease")
+    lease_seconds: int = Field(15, ge=5, le=600, description="a leader that is silent this long has lost the lease")
     interval: float = Field(5.0, ge=0.1, le=300, description="between two decisions when nothing changes")
     settle: float = Field(0.2, ge=0, le=10, description="from a change to the decision on it, to gather more changes")
     scrape_timeout: float = Field(2.0, ge=0.1, le=30, description="for a gateway to answer with its metrics")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Awaitable
 from http import HTTPStatus
@@ -18,6 +20,7 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 CALLS_AT_ONCE = 16
 CALL_SECONDS = 10.0
+MAX_ERROR = 300
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -120,6 +123,14 @@ class Api:
         async with self._limit:
             self.calls[name] += 1
             return await call
+
+
+def describe(error: Exception) -> str:
+    """One line of what went wrong: the API server's own message where there is one."""
+    if isinstance(error, ApiException) and error.body:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return f"{error.status}: {json.loads(error.body)['message']}"
+    return " ".join(str(error).split())[:MAX_ERROR]
 
 
 _LIMIT: Json = {"_request_timeout": CALL_SECONDS}

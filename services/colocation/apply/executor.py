@@ -28,7 +28,7 @@ class Executor:
         self._priority_class = priority_class
 
     async def carry_out(self, action: Action) -> None:
-        """Do it, then tell the tenant's events. Raises ApiException, OSError or TimeoutError."""
+        """Do it. Raises ApiException, OSError or TimeoutError."""
         tenant = self._store.tenants.get(action.key)
         if tenant is None:
             return
@@ -47,7 +47,13 @@ class Executor:
                     await self._api.kill_pod(Key(action.key.namespace, pod["metadata"]["name"]))
             case Fail():
                 await self._remove(action.key)
-        await self.tell(tenant, "Tenant", action.reason, action.message, warning=isinstance(action, Evict | Fail))
+
+    async def explain(self, action: Action) -> None:
+        """Tell the tenant's events what was done, and why."""
+        tenant = self._store.tenants.get(action.key)
+        if tenant is not None:
+            warning = isinstance(action, Evict | Fail)
+            await self.tell(tenant, "Tenant", action.reason, action.message, warning=warning)
 
     async def finish(self, tenant: Object) -> bool:
         """A Tenant is being deleted: remove its Job. Returns whether nothing of it is left."""
@@ -64,7 +70,7 @@ class Executor:
             {
                 "apiVersion": "events.k8s.io/v1",
                 "kind": "Event",
-                "metadata": {"generateName": f"{metadata['name']}.", "namespace": namespace},
+                "metadata": {"generateName": f"{metadata['name']}-", "namespace": namespace},
                 "regarding": {
                     "apiVersion": f"{GROUP}/{VERSION}",
                     "kind": kind,
@@ -95,17 +101,12 @@ class Executor:
             job = None
         if job is None:
             job = await self._create(tenant, action.cores, action.node)
-        pod = job["spec"]["template"]["spec"]
         own = tenant["spec"]["template"]["spec"]["template"]["spec"].get("affinity")
-        released = {
-            "metadata": {
-                "annotations": placement_annotations(action.cores, action.node),
-                "resourceVersion": job["metadata"]["resourceVersion"],
-            },
-            "spec": {"suspend": False, "template": {"spec": {"affinity": bound(own, action.node)}}},
-        }
-        if pod.get("affinity") == bound(own, action.node):
-            del released["spec"]["template"]
+        here = bound(own, action.node)
+        spec: Json = {"suspend": False}
+        if job["spec"]["template"]["spec"].get("affinity") != here:
+            spec["template"] = {"spec": {"affinity": here}}
+        released = {"metadata": {"annotations": placement_annotations(action.cores, action.node)}, "spec": spec}
         self._store.set_job(await self._api.patch_job(action.key, released), gone=False)
 
     async def _resize(self, key: Key, cores: int) -> None:

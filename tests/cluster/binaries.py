@@ -1,0 +1,67 @@
+"""The programs that a cluster is made of, kept in the cache between runs.
+
+Kubernetes is built from its Go module, which kubernetes/go.mod pins: minutes, once. etcd comes from the distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.cluster.fetch_helm import CACHE
+
+MODULE = Path(__file__).parent / "kubernetes"
+PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+BUILD_SECONDS = 3000
+
+
+class MissingProgramError(Exception):
+    """A program that the cluster needs can't be had; the message says what to install."""
+
+
+def kubernetes_version() -> str:
+    """As go.mod pins it, for example v1.35.4."""
+    found = re.search(r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", (MODULE / "go.mod").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def kubernetes() -> Path:
+    """Directory of the built programs. Raises MissingProgramError."""
+    version = kubernetes_version()
+    directory = CACHE / f"kubernetes-{version.removeprefix('v')}"
+    missing = [name for name in PROGRAMS if not (directory / name).exists()]
+    if not missing:
+        return directory
+    if shutil.which("go") is None:
+        raise MissingProgramError("go (1.25 or newer) is needed to build Kubernetes")
+    directory.mkdir(parents=True, exist_ok=True)
+    package = "k8s.io/component-base/version"
+    major, minor, _ = version.removeprefix("v").split(".")
+    stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    flags = "-s -w " + " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items())
+    for name in missing:
+        command = ["go", "build", "-p", "2", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", f"{directory}/"]
+        done = subprocess.run(
+            [*command, f"k8s.io/kubernetes/cmd/{name}"],
+            cwd=MODULE,
+            env={**os.environ, "CGO_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=BUILD_SECONDS,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise MissingProgramError(f"{name} does not build: {done.stderr.strip()[-2000:]}")
+    return directory
+
+
+def etcd() -> Path:
+    """Raises MissingProgramError."""
+    found = shutil.which("etcd")
+    if found is None:
+        raise MissingProgramError("etcd is needed: apt-get install etcd-server")
+    return Path(found)
