@@ -6,13 +6,14 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma install cuda lint types imports format lock clean model
+.PHONY: run test test-cluster test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma install cuda lint types imports \
+  format lock clean model helm
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
 	$(BIN)/blink up --engine $(ENGINE) --sample "Explain in two sentences why the sky is blue."
 
-test: lint types imports model
+test: lint types imports model helm
 	@command -v curl >/dev/null || { \
 	  if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
 	    echo "blink's tests need one more package, installing: curl"; \
@@ -61,9 +62,23 @@ test-aarch64: install model
 	      apt-get install -qq --yes --no-install-recommends $$package >/dev/null; }; done
 	BLINK_AARCH64=1 $(BIN)/pytest -n 0 tests/aarch64
 
+# On a real control plane on loopback (docs/kubernetes.md). Kubernetes is built once, then kept in the cache.
+test-cluster: install
+	@command -v etcd >/dev/null || { \
+	  if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+	    echo "blink needs one more package for this, installing: etcd-server"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -qq --yes --no-install-recommends etcd-server >/dev/null; \
+	  else echo "blink needs one more package for this: apt-get install etcd-server"; exit 1; fi; }
+	$(BIN)/pytest -m cluster -n 0 tests/cluster
+
 # What the cuda engine needs beside NVIDIA's driver.
 cuda: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/cuda.txt
+
+# What tests of the chart render it with: in the cache, once.
+helm: install
+	@$(BIN)/python -m tests.cluster.fetch_helm >/dev/null
 
 model: install
 	$(BIN)/blink model pull smollm2-135m-instruct

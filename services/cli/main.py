@@ -196,6 +196,18 @@ def examine_machine(
     doctor(purpose_of(transport, engine, listen), as_json=json)
 
 
+@app.command("tenants")
+def show_tenants(
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only this namespace's.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the objects as JSON.")] = False,
+) -> None:
+    """Show a cluster's tenants on freed cores: who runs where, the SLO's margin, and why one waits."""
+    from services.cli.tenants import tenants
+
+    tenants(namespace, context, json)
+
+
 @models.command("pull")
 def model_pull(name: ModelName) -> None:
     """Fetch a model, or check and repair the one that is here. An interrupted pull goes on where it stopped."""

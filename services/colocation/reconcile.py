@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
+
+from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.apply.api import Api, Json, describe
 from services.colocation.apply.executor import CALL_ERRORS, Executor
@@ -49,11 +52,15 @@ class Reconciler:
         with self._metrics.reconcile.labels("apply").time():
             await self._claim_objects()
             done: set[Key] = set()
+            short: set[str] = set()  # nodes on which a tenant did not give what it was to give
             for kinds in (_FIRST, _THEN, _LAST):
                 acts = [action for action in plan.actions if isinstance(action, kinds)]
+                acts = [action for action in acts if not (isinstance(action, Release) and action.node in short)]
                 for action, well in zip(acts, await self._all(acts), strict=True):
                     if well and isinstance(action, MOVES):
                         done.add(action.key)
+                    elif isinstance(action, Resize):
+                        short.add(plan.tenants[action.key].node)
             failed = {a.key for a in plan.actions if isinstance(a, MOVES)} - done
             await self._report_tenants(plan, cluster.now, done, failed)
             await self._report_pools(plan, cluster)
@@ -136,7 +143,9 @@ class Reconciler:
 
     async def _report_pools(self, plan: Plan, cluster: Cluster) -> None:
         for pool in cluster.pools:
-            thing = self._store.pools[pool.name]
+            thing = self._store.pools.get(pool.name)
+            if thing is None:  # it went while the round was under way
+                continue
             report, before = plan.pools[pool.name], pool.guard.stage
             error = self._slo.errors.get(pool.name, "")
             await self._write_pool(thing, pool_status(thing, pool, report, error, cluster.now))
@@ -144,8 +153,9 @@ class Reconciler:
                 text = f"stage {before} -> {report.guard.stage}"
                 await self._try("event", lambda t=thing, m=text: self._executor.tell(t, "TenantPool", "GuardMoved", m))  # type: ignore[misc]
         for name, why in self._store.invalid.items():
-            thing = self._store.pools[name]
-            await self._write_pool(thing, invalid_status(thing, why, cluster.now))
+            if name in self._store.pools:
+                thing = self._store.pools[name]
+                await self._write_pool(thing, invalid_status(thing, why, cluster.now))
 
     async def _write_pool(self, thing: Object, status: dict[str, object]) -> None:
         if not differs(thing, status):
@@ -161,6 +171,8 @@ class Reconciler:
         try:
             await call()
         except CALL_ERRORS as error:
+            if isinstance(error, ApiException) and error.status == HTTPStatus.NOT_FOUND:
+                return False  # it went meanwhile, and a watch will tell
             self._metrics.failures.labels(what).inc()
             self._log.warning("call_failed", action=what, error=describe(error))
             return False

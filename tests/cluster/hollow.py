@@ -51,7 +51,7 @@ class HollowKubelet:
         if "deletionTimestamp" in metadata:
             if STUBBORN not in (metadata.get("labels") or {}):
                 self._client.delete(_path(pod), {"gracePeriodSeconds": 0})
-        elif pod["status"].get("phase") == "Pending":
+        elif pod["status"].get("phase") == "Pending" or _resized(pod):
             ready = [{"type": "Ready", "status": "True"}]
             running = [{**_container(pod), "ready": True, "state": {"running": {}}}]
             status = {"phase": "Running", "conditions": ready, "containerStatuses": running}
@@ -64,4 +64,12 @@ def _path(pod: Json) -> str:
 
 def _container(pod: Json) -> Json:
     first = pod["spec"]["containers"][0]
-    return {"name": first["name"], "image": first["image"], "imageID": "", "restartCount": 0}
+    plain = {"name": first["name"], "image": first["image"], "imageID": "", "restartCount": 0}
+    return {**plain, "resources": first["resources"]}
+
+
+def _resized(pod: Json) -> bool:
+    """Another size is asked for than it has."""
+    statuses = pod["status"].get("containerStatuses") or ()
+    asked = pod["spec"]["containers"][0]["resources"]
+    return pod["status"].get("phase") == "Running" and any(each.get("resources") != asked for each in statuses)

@@ -102,7 +102,8 @@ class Admission:
         if not grant.was:
             return True
         settled = grant.tenant.changed is None or self._now - grant.tenant.changed >= SETTLE
-        return self._resizable and settled and grant.cores == grant.was and not grant.tenant.pod_pending
+        able = self._resizable and grant.tenant.resizable and not grant.tenant.pod_pending
+        return able and settled and grant.cores == grant.was
 
     def _preempt(self, tenant: Tenant, but: NodeCores | None = None) -> NodeCores | None:
         """Push out as few tenants of lower priority as make room on one node; None when that is not to be.

@@ -18,8 +18,8 @@ class Grant:
 
     @property
     def least(self) -> int:
-        """What it can be brought down to where pods can be resized."""
-        return min(self.cores, self.tenant.min_cores)
+        """What it can be brought down to where the cluster can resize pods."""
+        return min(self.cores, self.tenant.min_cores) if self.tenant.resizable else self.cores
 
 
 @dataclass(slots=True)

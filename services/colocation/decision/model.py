@@ -153,6 +153,7 @@ class Tenant:
     has_job: bool = False
     placement: Placement | None = None
     pod_pending: bool = False  # released, but its pod runs nowhere
+    resizable: bool = True  # its pod's node can change its CPU in place, if the cluster's API server can
     lingering: bool = False  # suspended, but a pod still takes its time to end
     outcome: Outcome | None = None
 

@@ -125,6 +125,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         has_job=job is not None,
         placement=placement,
         pod_pending=placement is not None and not any((p.get("spec") or {}).get("nodeName") for p in staying),
+        resizable=any(resizable(pod) for pod in staying),
         lingering=placement is None and bool(live),
         outcome=outcome_of(job) or _recorded_outcome(status),
     )
@@ -134,6 +135,12 @@ def belongs(pod: Object, job: Object) -> bool:
     """Whether the pod is this Job's, and not one's that had its name before."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return any(each["uid"] == job["metadata"]["uid"] for each in owners)
+
+
+def resizable(pod: Object) -> bool:
+    """Whether the pod's kubelet can change its CPU in place: one that can reports what its containers have."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return bool(statuses) and all("resources" in each for each in statuses)
 
 
 def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:

@@ -130,6 +130,13 @@ def test_borrowed_cores_are_taken_back_for_a_newcomer_where_pods_can_be_resized(
     assert released(plan) == {"new": ("n0", 4)}
 
 
+def test_a_pod_whose_node_can_not_resize_it_keeps_its_cores_and_lends_none() -> None:
+    fixed = running("r", 8, least=2, resizable=False)
+    assert not released(decide(cluster(fixed, tenant("new", 4), nodes=(node(cores=8),), resizable=True)))
+    growing = running("r", 2, least=2, resizable=False, max_cores=8)
+    assert decide(cluster(growing, nodes=(node(cores=8),), resizable=True)).actions == ()
+
+
 def test_where_they_cannot_nobody_is_given_more_than_its_minimum_while_others_wait() -> None:
     plan = decide(cluster(tenant("a", 2, 8), tenant("b", 7), nodes=(node(cores=8),)))
     assert released(plan) == {"a": ("n0", 2)}

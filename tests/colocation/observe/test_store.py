@@ -89,6 +89,14 @@ def test_a_resized_pod_knows_better_than_its_job_how_many_cores_it_has() -> None
     assert not only_tenant(store).pod_pending
 
 
+def test_only_a_pod_whose_kubelet_reports_its_containers_resources_can_be_resized() -> None:
+    one = tenant_pod()
+    released = job(suspend=False, node="n0")
+    assert not only_tenant(filled(one, of_job=released)).resizable
+    reports = [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]
+    assert only_tenant(filled({**one, "status": {"containerStatuses": reports}}, of_job=released)).resizable
+
+
 def test_a_job_that_somebody_released_by_hand_is_not_placed() -> None:
     assert only_tenant(filled(of_job=job(suspend=False))).placement is None
 
