@@ -16,13 +16,13 @@ JOBS = "/apis/batch/v1/namespaces/batch/jobs"
 PODS = "/api/v1/namespaces/batch/pods"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/batch/events"
 NODES = "/api/v1/nodes"
-WAIT_SECONDS = 25.0
+WAIT_SECONDS = 50.0
 
 T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T | None], why: Callable[[], str] = lambda: "") -> T:
-    """The first true answer. Fails with ``why`` after a minute."""
+    """The first true answer. Fails with ``why`` when none comes."""
     end = time.monotonic() + WAIT_SECONDS
     while True:
         found = look()
