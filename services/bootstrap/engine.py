@@ -79,6 +79,7 @@ def build_engine(
             scheduler=settings.scheduler,
             ring_place=settings.ring_memory,
             kv_cache=settings.kv_cache,
+            stored_fp8=checkpoint.fp8_names(),
         )
     require_memory(memory_parts(checkpoint, limits, info), available_bytes())
     return CpuEngine(

@@ -72,13 +72,22 @@ def serving_model(
     scheduler: SchedulerPlace = "gpu",
     slots: int = 256,
     arena_bytes: int = 1 << 23,
+    stored_fp8: frozenset[str] = frozenset(),
 ) -> Iterator[Client]:
     """An engine that is READY and has one lane; stopped at the end."""
     geometry = RingGeometry(lanes=1, slots_per_lane=slots, arena_bytes=arena_bytes, log_entries=1 << 14)
     info = RingInfo(geometry, bytes(32), model.config.vocabulary, limits.context)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ShmRing.create(Path(folder) / "ring", info) as ring:
         epoch = time.time_ns()
-        engine = assemble(model, ring.region, limits, epoch=epoch, progress=lambda *_: None, scheduler=scheduler)
+        engine = assemble(
+            model,
+            ring.region,
+            limits,
+            epoch=epoch,
+            progress=lambda *_: None,
+            scheduler=scheduler,
+            stored_fp8=stored_fp8,
+        )
         engine.start()
         try:
             gateway = Gateway(ring.region, geometry, 0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Literal, Protocol
 
@@ -21,7 +21,7 @@ from services.gpu_engine.cuda.ring_memory import GpuRing, RingPlace
 from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.gpu_engine.cuda.warm_up import warm_up
-from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource
+from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource, fp8_stacks, scratch_bytes
 from services.gpu_engine.engine import EngineError, EngineLimits, Precision
 from services.gpu_engine.models.config import ModelConfig
 from services.ring.header import read_ring_info
@@ -51,6 +51,7 @@ def assemble(
     scheduler: SchedulerPlace = "gpu",
     ring_place: RingPlace = "host",
     kv_cache: Precision = "bf16",
+    stored_fp8: Collection[str] = frozenset(),
     around: Callable[[Record], Record] = lambda record: record,
 ) -> CudaEngine:
     """Load and allocate everything, compile what is not cached, capture the step graphs. Run the engine on this thread.
@@ -63,6 +64,7 @@ def assemble(
         epoch: of this start; differs for every start.
         scheduler: "host" is there to be compared with.
         ring_place: where the GPU's control loop finds the ring; elsewhere than in the region it is a copy of that.
+        stored_fp8: names of the tensors that ``model`` has in FP8; those of products stay so on the device.
         around: for measurements: launches something before and after the step's kernels.
 
     Raises:
@@ -81,9 +83,10 @@ def assemble(
         scheduler, device, compiler, config=config, region=region, epoch=epoch, ring_place=ring_place
     )
     step_limits = StepLimits(limits.max_batched_tokens, limits.max_running, loop.step.pages_per_sequence)
-    parts = memory_parts(model.layers, geometry, step_limits, limits.kv_pages)
+    fp8 = fp8_stacks(model.layers, stored_fp8)
+    parts = memory_parts(model.layers, geometry, step_limits, limits.kv_pages, fp8)
     require_device_memory(parts, device.free_bytes(), geometry, limits.context)
-    weights = DeviceWeights(model, partial(progress, "loading weights"))
+    weights = DeviceWeights(model, partial(progress, "loading weights"), fp8)
     executor = StepExecutor(
         device,
         geometry,
@@ -93,6 +96,7 @@ def assemble(
         limits=step_limits,
         pages=limits.kv_pages,
         compiler=compiler,
+        fp8_scratch=scratch_bytes(model.layers, fp8),
         skinny=False,  # the build with measured schedules has not run on a GPU yet: docs/STATUS.md
     )
 

@@ -15,6 +15,7 @@ from services.gpu_engine.cuda.attention_work import AttentionWork
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
+from services.gpu_engine.cuda.fp8_products import Fp8Products
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.mixture import MixtureKernels
@@ -77,6 +78,7 @@ class StepExecutor:
         step: where the steps lie, and their results go.
         limits: the largest step.
         pages: of the KV cache.
+        fp8_scratch: bytes of the largest matrix in FP8 once dequantized; 0 where none is FP8.
         skinny: products of few tokens may be skinny_gemm.py's; without, a row's bits may depend on the bucket.
     """
 
@@ -92,6 +94,7 @@ class StepExecutor:
         pages: int,
         compiler: Compiler,
         skinny: bool = True,
+        fp8_scratch: int = 0,
     ) -> None:
         self.activations = Activations.allocate(geometry, limits)
         self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
@@ -105,6 +108,10 @@ class StepExecutor:
         self._layer_bytes = pages * geometry.layer_page_bytes
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self.products = MatrixProducts(device, SkinnyGemm(device, compiler) if skinny else None, compiler.cache)
+        self._fp8: Fp8Products | None = None
+        if fp8_scratch:
+            scratch = Buffer(fp8_scratch, "the largest FP8 matrix in bf16")
+            self._fp8 = Fp8Products(device, compiler, self.products, scratch)
 
     @property
     def vocabulary(self) -> int:
@@ -136,16 +143,32 @@ class StepExecutor:
         config, buffers = self._geometry.config, self.activations
         qkv, attended, out = buffers.qkv.pointer, buffers.attended.pointer, buffers.delta.pointer
         normed, query, width = self._norm(stream, tokens, layer.norm, delta), layer.query, self._geometry.qkv_width
-        matmul = self.products.matmul
-        matmul(stream, normed, self._weights.address(query), qkv, m=tokens, n=width, k=config.hidden)
+        self._matmul(stream, normed, query, qkv, m=tokens, n=width, k=config.hidden)
         self.rotary(stream, layer, tokens)
         pages = self.layer_pages(layer.index)
         self.kernels.attention(
             stream, layer.index, qkv=qkv, tokens=tokens, layer_pages=pages, pages=self.pages, out=attended
         )
-        output = self._weights.address(layer.output)
-        matmul(stream, attended, output, out, m=tokens, n=config.hidden, k=config.query_width)
+        self._matmul(stream, attended, layer.output, out, m=tokens, n=config.hidden, k=config.query_width)
         return out
+
+    def _matmul(self, stream: Stream, x: int, weight: TensorSpec, out: int, *, m: int, n: int, k: int) -> None:
+        """The product with the stack that begins with ``weight``, in bf16 or in FP8."""
+        if matrix := self._weights.fp8(weight):
+            assert self._fp8
+            self._fp8.matmul(stream, x, matrix, out, m=m, n=n, k=k)
+        else:
+            self.products.matmul(stream, x, self._weights.address(weight), out, m=m, n=n, k=k)
+
+    def _fused_swiglu(self, stream: Stream, x: int, gate: TensorSpec, out: int, *, m: int, n: int, k: int) -> bool:
+        """``swiglu`` of the gate and up that begin with ``gate``, if it can be used for so many tokens."""
+        if matrix := self._weights.fp8(gate):
+            assert self._fp8
+            if fuses := self._fp8.fuses_swiglu(m):
+                self._fp8.swiglu(stream, x, matrix, out, m=m, n=n, k=k)
+        elif fuses := self.products.fuses_swiglu(m):
+            self.products.swiglu(stream, x, self._weights.address(gate), out, m=m, n=n, k=k)
+        return fuses
 
     def rotary(self, stream: Stream, layer: Attention, tokens: int) -> None:
         """Launch the norms of heads, the rotation and the write of keys and values."""
@@ -157,14 +180,11 @@ class StepExecutor:
     def _feed_forward(self, stream: Stream, layer: FeedForward, tokens: int, delta: Delta) -> int:
         config, buffers = self._geometry.config, self.activations
         gate_up, activated, out = buffers.gate_up.pointer, buffers.activated.pointer, buffers.delta.pointer
-        normed, gate = self._norm(stream, tokens, layer.norm, delta), self._weights.address(layer.gate)
-        if self.products.fuses_swiglu(tokens):
-            self.products.swiglu(stream, normed, gate, activated, m=tokens, n=config.ffn, k=config.hidden)
-        else:
-            self.products.matmul(stream, normed, gate, gate_up, m=tokens, n=2 * config.ffn, k=config.hidden)
+        normed = self._norm(stream, tokens, layer.norm, delta)
+        if not self._fused_swiglu(stream, normed, layer.gate, activated, m=tokens, n=config.ffn, k=config.hidden):
+            self._matmul(stream, normed, layer.gate, gate_up, m=tokens, n=2 * config.ffn, k=config.hidden)
             self.kernels.swiglu(stream, tokens, gate_up, activated)
-        down = self._weights.address(layer.down)
-        self.products.matmul(stream, activated, down, out, m=tokens, n=config.hidden, k=config.ffn)
+        self._matmul(stream, activated, layer.down, out, m=tokens, n=config.hidden, k=config.ffn)
         return out
 
     def _mixture(self, stream: Stream, layer: Mixture, tokens: int, delta: Delta) -> MixtureKernels:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from services.gpu_engine.cuda.attention_work import AttentionWork
 from services.gpu_engine.cuda.cublas_lt import WORKSPACE_BYTES
 from services.gpu_engine.cuda.driver import measuring
@@ -11,7 +13,7 @@ from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.mixture import MixtureMemory
 from services.gpu_engine.cuda.sampler import marks_bytes
 from services.gpu_engine.cuda.step_arrays import StepLimits
-from services.gpu_engine.cuda.weights import weight_bytes
+from services.gpu_engine.cuda.weights import scratch_bytes, weight_bytes
 from services.gpu_engine.models.family import Layer
 
 LIBRARY_BYTES = (512 << 20) + WORKSPACE_BYTES
@@ -20,15 +22,21 @@ LIBRARY_BYTES = (512 << 20) + WORKSPACE_BYTES
 KV_CACHE = "KV cache"
 
 
-def memory_parts(layers: tuple[Layer, ...], geometry: Geometry, limits: StepLimits, pages: int) -> dict[str, int]:
-    """Bytes of device memory by what they are for, the control loop's own aside."""
+def memory_parts(
+    layers: tuple[Layer, ...],
+    geometry: Geometry,
+    limits: StepLimits,
+    pages: int,
+    fp8: Collection[str] = frozenset(),
+) -> dict[str, int]:
+    """Bytes of device memory by what they are for, the control loop's own aside; ``fp8`` as of DeviceWeights."""
     with measuring() as step:
         Activations.allocate(geometry, limits)
         AttentionWork(geometry, limits)
         if geometry.config.mixture:
             MixtureMemory(geometry.config, limits)
     return {
-        "weights": weight_bytes(layers),
+        "weights": weight_bytes(layers, fp8) + scratch_bytes(layers, fp8),
         KV_CACHE: pages * geometry.page_bytes,
         "largest step": sum(step),
         "sampling": marks_bytes(geometry.config.vocabulary, limits.rows),

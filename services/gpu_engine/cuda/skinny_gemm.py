@@ -7,14 +7,12 @@ before them (kernels/dependent_launch.cuh).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache
 
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.geometry import BF16_BYTES
 from services.gpu_engine.cuda.skinny_schedule import DEPTH, MOST_SHARED_BYTES, WIDTHS, Schedule, schedules
-from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
+from services.gpu_engine.cuda.tensor_map import CTensorMap, cached_map
 
 MOST_TOKENS = WIDTHS[-1]
 THREADS = 288
@@ -68,7 +66,7 @@ class SkinnyGemm:
             DriverError: the launch failed.
         """
         plan = schedule or schedules(n, self.multiprocessors)[0]
-        weight_map = _map(weight, (k, n), (BF16_BYTES * k,), (DEPTH, plan.rows))
+        weight_map = cached_map(weight, (k, n), (BF16_BYTES * k,), (DEPTH, plan.rows))
         kernel = "skinny_logits" if fp32_out else "skinny_store"
         self._launch(stream, kernel, plan, (x, out), weight_map, weight_rows=n, m=m, n=n, k=k)
 
@@ -91,7 +89,7 @@ class SkinnyGemm:
         plan = schedule or schedules(2 * n, self.multiprocessors)[0]
         row = BF16_BYTES * k
         shape, strides = (k, 8, 2, n // 8), (row, n * row, 8 * row)  # rows of eight, the gate's and up's in turn
-        weight_map = _map(weight, shape, strides, (DEPTH, 8, 2, plan.rows // 16))
+        weight_map = cached_map(weight, shape, strides, (DEPTH, 8, 2, plan.rows // 16))
         self._launch(stream, "skinny_swiglu", plan, (x, out), weight_map, weight_rows=2 * n, m=m, n=n, k=k)
 
     def _launch(
@@ -107,7 +105,7 @@ class SkinnyGemm:
         n: int,
         k: int,
     ) -> None:
-        width = _width_of(m)
+        width = width_of(m)
         x, out = operands
         problem = CProblem(
             tokens=m,
@@ -117,7 +115,7 @@ class SkinnyGemm:
             chunks=-(-k // DEPTH),
             stages=plan.stages(width),
         )
-        x_map = _map(x, (k, m), (BF16_BYTES * k,), (DEPTH, width))
+        x_map = cached_map(x, (k, m), (BF16_BYTES * k,), (DEPTH, width))
         self._kernels[width, name].launch(
             stream,
             (plan.blocks(weight_rows), 1, 1),
@@ -127,13 +125,9 @@ class SkinnyGemm:
         )
 
 
-def _width_of(tokens: int) -> int:
+def width_of(tokens: int) -> int:
+    """The narrowest of WIDTHS that holds so many tokens. Raises ValueError: none does."""
     for width in WIDTHS:
         if tokens <= width:
             return width
     raise ValueError(f"a product of m={tokens} has more than {MOST_TOKENS} tokens")
-
-
-@cache
-def _map(address: int, shape: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> CTensorMap:
-    return tensor_map(address, shape=shape, strides=strides, box=box)

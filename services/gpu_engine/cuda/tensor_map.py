@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 
 from cuda.bindings import driver as cu
 
@@ -52,3 +53,9 @@ def tensor_map(address: int, *, shape: Sequence[int], strides: Sequence[int], bo
     )
     check(f"cuTensorMapEncodeTiled of {tuple(shape)} by {tuple(box)}", (cu.CUresult(code),))
     return encoded
+
+
+@cache
+def cached_map(address: int, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> CTensorMap:
+    """``tensor_map``, encoded once."""
+    return tensor_map(address, shape=shape, strides=strides, box=box)

@@ -14,7 +14,7 @@ from services.gpu_engine.models.fingerprint import fingerprint
 from services.gpu_engine.models.llama import llama
 from services.gpu_engine.models.phi3 import phi3
 from services.gpu_engine.models.qwen3 import qwen3, qwen3_moe
-from services.gpu_engine.models.tensors import StoredTensor
+from services.gpu_engine.models.tensors import StoredTensor, TensorType
 from services.gpu_engine.models.tokenizer import TokenizerFiles
 
 FAMILIES: dict[str, Family] = {"llama": llama, "phi3": phi3, "qwen3": qwen3, "qwen3_moe": qwen3_moe}
@@ -68,6 +68,11 @@ class Checkpoint(ABC):
             done += tensor.nbytes
             if progress:
                 progress(done, total)
+
+    def fp8_names(self) -> frozenset[str]:
+        """Of the tensors in FP8."""
+        specs = tensors_of(self.layers)
+        return frozenset(spec.name for spec in specs if self.tensor(spec).type is TensorType.F8_E4M3)
 
     def stored_bytes(self) -> int:
         """Of all tensors."""

@@ -35,7 +35,7 @@ class Fp8Weights(Checkpoint):
     def __init__(self, source: Checkpoint) -> None:
         super().__init__(source.path, source.config, source.tokenizer)
         self._source = source
-        self._quantized = {spec.name for spec in quantized_specs(source.layers)}
+        self._quantized = frozenset(spec.name for spec in quantized_specs(source.layers))
 
     def stored_name(self, spec: TensorSpec) -> str:
         return self._source.stored_name(spec)
@@ -52,6 +52,9 @@ class Fp8Weights(Checkpoint):
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
         return self._source.kv_scales(layer)
+
+    def fp8_names(self) -> frozenset[str]:
+        return self._source.fp8_names() | self._quantized
 
     def stored_bytes(self) -> int:
         """Of all tensors, without quantizing any."""

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[cuda]")
 
-from services.gpu_engine.cuda import compiler, skinny_gemm, skinny_schedule
+from services.gpu_engine.cuda import compiler, fp8_products, skinny_gemm, skinny_schedule
 from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
 from services.gpu_engine.cuda.geometry import Geometry
@@ -79,6 +79,18 @@ def test_skinny_products_compile_for_hopper(tokens: int) -> None:
     assert all(b".text." + entry.encode() + b"\0" in cubin for entry in skinny_gemm.KERNELS)
 
 
+@pytest.mark.parametrize("tokens", skinny_schedule.WIDTHS)
+def test_skinny_products_of_fp8_weights_compile_for_hopper(tokens: int) -> None:
+    source = "skinny_fp8.cu"
+    cubin = Compiler("sm_90a").build([source], {"BLINK_SKINNY_TOKENS": tokens})
+    assert set(ENTRY.findall((KERNELS / source).read_text())) == set(fp8_products.KERNELS)
+    assert all(b".text." + entry.encode() + b"\0" in cubin for entry in fp8_products.KERNELS)
+
+
+def test_the_dequantizing_kernel_compiles_for_hopper() -> None:
+    build(GEOMETRIES["SmolLM2-135M"], ["dequantize_fp8.cu"])
+
+
 @pytest.mark.parametrize("source", MIXTURE_SOURCES)
 def test_mixtures_compile_for_hopper(source: str) -> None:
     mixture = MixtureConfig(experts=128, per_token=8, ffn=768, normalized=True)
@@ -91,7 +103,7 @@ def test_what_holds_the_device_while_products_are_chosen_compiles() -> None:
 
 
 def test_no_kernel_is_left_out() -> None:
-    others = {"hold.cu", "sampling.cu", "skinny_gemm.cu"}
+    others = {"dequantize_fp8.cu", "hold.cu", "sampling.cu", "skinny_fp8.cu", "skinny_gemm.cu"}
     assert {*SOURCES, *MIXTURE_SOURCES, *others} == {path.name for path in KERNELS.glob("*.cu")}
 
 

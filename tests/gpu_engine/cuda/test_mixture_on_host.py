@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-HOST = Path(__file__).parent / "host"
-REPOSITORY = HOST.parents[3]
-KERNELS = REPOSITORY / "services/gpu_engine/cuda/kernels"
+from tests.gpu_engine.cuda.on_host import run_on_host
+
 GEOMETRY = {"HIDDEN": 256, "FFN": 64, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "ROTARY_DIM": 64, "PAGE_SIZE": 16}
 
 
@@ -25,14 +20,5 @@ GEOMETRY = {"HIDDEN": 256, "FFN": 64, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64,
     ],
 )
 def test_a_layer_matches_float64_in_every_shape(tmp_path: Path, mixture: dict[str, int], arguments: list[str]) -> None:
-    kernels = tmp_path / "kernels"
-    shutil.copytree(KERNELS, kernels)
-    for header in HOST.glob("*.cuh"):  # a file's includes are looked for beside it first
-        shutil.copy(header, kernels)
-    defines = [f"-DBLINK_{name}={value}" for name, value in (GEOMETRY | mixture).items()]
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-I{kernels}", f"-I{HOST}", f"-I{REPOSITORY}", *defines]
-    program = tmp_path / "mixture"
-    subprocess.run([*compiler, *flags, str(HOST / "mixture.cpp"), "-o", str(program)], check=True)
-    result = subprocess.run([program, *arguments], check=False, capture_output=True, text=True)
+    result = run_on_host(tmp_path, "mixture.cpp", GEOMETRY | mixture, arguments)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -12,34 +12,16 @@
 
 #include "dependent_launch.cuh"
 #include "mma.cuh"
-#include "tma.cuh"
+#include "skinny_problem.cuh"
 #include "wgmma_narrow.cuh"
 
 namespace blink {
 
-inline constexpr u32 kTokens = BLINK_SKINNY_TOKENS;
-inline constexpr u32 kDepth = 64, kRowBytes = 2 * kDepth;  // of a stage: the swizzle's width
-inline constexpr u32 kGroupRows = 64;                      // of a warpgroup
-inline constexpr u32 kProducerWarp = 8;
-inline constexpr u32 kThreads = 288;
-inline constexpr u32 kMostStages = 60;
+inline constexpr u32 kDepth = 64;  // columns of a stage
+static_assert(kRowBytes == 2 * kDepth);
 
-// skinny_gemm.py fills it.
-struct Problem {
-  u32 tokens, outputs;  // of Y
-  u32 rows;             // of a tile, a multiple of 16
-  u32 run;              // tiles of a block
-  u32 chunks;           // stages of a tile
-  u32 stages;           // of the ring
-};
-
-// Before the ring. A stage is `rows` rows of W, then kTokens of X. Products of fewer rows than a warpgroup's 64 read on
+// A stage is `rows` rows of W, then kTokens of X. Products of fewer rows than a warpgroup's 64 read on
 // into whatever follows, which makes rows of sums that nobody looks at; that much room is behind the ring.
-struct alignas(1024) SkinnyBarriers {
-  CopyBarrier full[kMostStages], empty[kMostStages];
-};
-static_assert(sizeof(SkinnyBarriers) == 1024, "as skinny_schedule.py counts it");
-
 struct Ring {
   SkinnyBarriers& barriers;
   u32 stages, weight_bytes;
@@ -49,24 +31,6 @@ struct Ring {
     return reinterpret_cast<unsigned char*>(&barriers + 1) + stage * stage_bytes();
   }
   __device__ unsigned char* x(u32 stage) const { return weight(stage) + weight_bytes; }
-};
-
-// A stage of the ring, and the parity of its phase.
-struct Slot {
-  u32 stage = 0, parity = 0;
-
-  __device__ void advance(u32 stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
-
-// A chunk of the block's run, with the tile's first row.
-struct Cursor {
-  u32 row, chunk = 0;
-
-  __device__ void advance(const Problem& problem) {
-    if (++chunk == problem.chunks) chunk = 0, row += problem.rows;
-  }
 };
 
 // How W lies in a tile. Rows alternate in a gated product, W being gate over up: eight of the gate's, then the same
@@ -108,8 +72,6 @@ __device__ inline void produce(const Ring& ring, const TensorMap& weight, const 
   }
 }
 
-using Sums = float[kTokens / 2];
-
 template <class Ending>
 __device__ inline void consume(const Ring& ring, const Problem& problem, const Ending& ending) {
   const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32;
@@ -139,9 +101,8 @@ __device__ inline void consume(const Ring& ring, const Problem& problem, const E
 }
 
 template <class Layout, class Ending>
-__device__ inline void skinny_gemm(const TensorMap& weight, const TensorMap& x, const Problem& problem,
-                                   const Ending& ending) {
-  extern __shared__ __align__(1024) unsigned char memory[];
+__device__ inline void skinny_gemm(unsigned char* memory, const TensorMap& weight, const TensorMap& x,
+                                   const Problem& problem, const Ending& ending) {
   const Ring ring{*reinterpret_cast<SkinnyBarriers*>(memory), problem.stages, problem.rows * kRowBytes};
   const u32 groups = (problem.rows + kGroupRows - 1) / kGroupRows;
   if (threadIdx.x == 0) {

@@ -51,6 +51,12 @@ T* dynamic_shared() {
   return reinterpret_cast<T*>(dynamic_memory);
 }
 
+inline u32 transpose_square(u32 pair) {
+  const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const u32 first = exchange(pair, 8 * c + g / 2), second = exchange(pair, 8 * c + 4 + g / 2);  // rows 2c and 2c + 1
+  return (first >> g % 2 * 16 & 0xFFFF) | second >> g % 2 * 16 << 16;
+}
+
 inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   Warp& warp = this_warp();
   const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;

@@ -1,0 +1,82 @@
+// The barriers and copies of kernels/tma.cuh in C++. Copies land at once, or one at a time while somebody waits.
+#pragma once
+
+#include "bf16.cuh"
+
+namespace blink {
+
+struct TensorMap {
+  const unsigned char* base;
+  u32 rank;
+  u64 shape[4], strides[4], box[4];  // two-byte elements; strides in bytes
+};
+
+struct alignas(8) CopyBarrier {
+  unsigned char arrivals, arrived, phase, unused;
+  i32 bytes;
+
+  void init(u32 count) { *this = {static_cast<unsigned char>(count), 0, 0, 0, 0}; }
+  void arrive() { ++arrived, end_phase(); }
+  void arrive_expecting(u32 more) { bytes += static_cast<i32>(more), arrive(); }
+  void copied(u32 count) { bytes -= static_cast<i32>(count), end_phase(); }
+  void end_phase() {
+    if (arrived == arrivals && bytes == 0) arrived = 0, phase ^= 1;
+  }
+  void wait(u32 parity);
+};
+
+struct BoxCopy {
+  unsigned char* target;
+  const TensorMap* map;
+  CopyBarrier* done;
+  u64 at[4];
+
+  // Swizzled by 128 bytes: 16-byte pieces of a row are exchanged by the row's number in its eight.
+  void land() const {
+    u64 offset = reinterpret_cast<uintptr_t>(target) - reinterpret_cast<uintptr_t>(dynamic_memory), bytes = 0, i[4];
+    if (offset % 1024) std::abort();
+    for (i[3] = 0; i[3] < map->box[3]; ++i[3])
+      for (i[2] = 0; i[2] < map->box[2]; ++i[2])
+        for (i[1] = 0; i[1] < map->box[1]; ++i[1])
+          for (i[0] = 0; i[0] < map->box[0]; ++i[0], offset += 2, bytes += 2) {
+            const unsigned char* source = map->base;
+            bool inside = true;
+            for (u32 d = 0; d < 4; ++d) {
+              inside &= at[d] + i[d] < map->shape[d];
+              source += (at[d] + i[d]) * map->strides[d];
+            }
+            unsigned char* to = dynamic_memory + (offset ^ (offset >> 7 & 7) << 4);
+            if (inside)
+              std::memcpy(to, source, 2);
+            else
+              std::memset(to, 0, 2);
+          }
+    done->copied(static_cast<u32>(bytes));
+  }
+};
+inline bool late_boxes = false;
+inline std::deque<BoxCopy> open_boxes;
+
+inline void CopyBarrier::wait(u32 parity) {
+  while (phase == parity) {
+    if (!open_boxes.empty()) {
+      open_boxes.front().land();
+      open_boxes.pop_front();
+    } else {
+      yield();
+    }
+  }
+}
+
+inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z = 0, u32 w = 0) {
+  const BoxCopy copy = {static_cast<unsigned char*>(target), &map, &done, {x, y, z, w}};
+  if (late_boxes)
+    open_boxes.push_back(copy);
+  else
+    copy.land();
+}
+
+inline void prefetch_map(const TensorMap&) {}
+inline void fence_barrier_init() {}
+
+}  // namespace blink
