@@ -25,7 +25,7 @@ from services.dpu_gateway.model import Model
 from services.dpu_gateway.output import OutputText
 from services.dpu_gateway.request import ChatPrompt, Request, TextPrompt, parse_request, token_budget
 from services.dpu_gateway.session import Session
-from services.dpu_gateway.streams import Entries, Stream
+from services.dpu_gateway.streams import Entries, RequestName, Stream
 from services.dpu_gateway.tracing import NO_TRACE, SpanTracer, Trace
 from services.ring.errors import RingError
 from services.ring.schema import FinishReason, LogKind
@@ -51,6 +51,7 @@ class Generations:
         access: Access,
         *,
         retry_after: float,
+        write_limit: float,
         tracer: SpanTracer | None = None,
     ) -> None:
         self.link = link
@@ -60,6 +61,7 @@ class Generations:
         self._access = access
         self._tracer = tracer
         self._retry_after = retry_after
+        self._write_limit = write_limit
         self._log = get_logger()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -107,7 +109,7 @@ class Generations:
             request_id = request.request_id
             names = {"caller": caller.name} if caller.name else {}
             with bound_request(request.request_id, **names), caller.admitted():
-                await self._run(session, request, metrics, write)
+                await self._run(session, RequestName(caller.name, request_id), request, metrics=metrics, write=write)
         except GatewayError as error:
             if isinstance(error, OverloadedError):
                 self.overloads[error.cause] += 1
@@ -121,9 +123,11 @@ class Generations:
             if not self._open:
                 self._idle.set()
 
-    async def _run(self, session: Session, request: Request, metrics: RequestMetrics, write: Write) -> None:
+    async def _run(
+        self, session: Session, name: RequestName, request: Request, *, metrics: RequestMetrics, write: Write
+    ) -> None:
         try:
-            stream, prompt_tokens = await self._submit(session, request)
+            stream, prompt_tokens = await self._submit(session, name, request)
             metrics.submitted(session.model.card.name, prompt_tokens)
             try:
                 await self._stream(session, stream, request, prompt_tokens, metrics=metrics, write=write)
@@ -138,18 +142,18 @@ class Generations:
             log("request_failed", code=error.code.name, error=str(error))
             raise
 
-    async def _submit(self, session: Session, request: Request) -> tuple[Stream, int]:
+    async def _submit(self, session: Session, name: RequestName, request: Request) -> tuple[Stream, int]:
         """Tokenize and write into the lane; the stream and the prompt's length. The slot is reserved first, so that
         a full gateway refuses at once and tokenizes nothing."""
-        slot = session.reserve(request.request_id)
+        slot = session.reserve(name)
         try:
             prompt = await _encode(request, session.model)
             budget = token_budget(request, len(prompt), session.model.limits)
             if self.link.session is not session:
                 raise UnavailableError("the engine was lost before the request began", self._retry_after)
-            return session.submit(request, slot, prompt, budget), len(prompt)
+            return session.submit(name, request, slot, prompt, budget), len(prompt)
         except BaseException as error:
-            session.release(request.request_id, slot)
+            session.release(name, slot)
             if isinstance(error, RingError):
                 raise UnavailableError(str(error), self._retry_after) from error
             raise
@@ -170,13 +174,18 @@ class Generations:
         stop_ids = session.model.eos_token_ids.union(request.stop_token_ids)
         announced = False
         sent = 0
+
+        async def send(**event: pb.Accepted | pb.TokenChunk | pb.Finished) -> None:
+            response = pb.GenerateResponse(**event)  # type: ignore[arg-type]
+            await stream.send(write(response), self._write_limit, self._retry_after)
+
         while True:
             await stream.wait()
             stream.raise_failure(self._retry_after)
             if not announced:
                 announced = True
                 metrics.accepted()
-                await write(pb.GenerateResponse(accepted=accepted))
+                await send(accepted=accepted)
                 stream.raise_failure(self._retry_after)
             reason = stream.finish  # before the tokens: what comes later waits for the next round
             if stream.with_logprobs:
@@ -191,7 +200,7 @@ class Generations:
                 chunk = pb.TokenChunk(text=piece.text, token_ids=ids, logprobs=logprobs)
                 sent += len(ids)
                 metrics.tokens(len(ids), stream.queue_seconds)
-                await write(pb.GenerateResponse(chunk=chunk))
+                await send(chunk=chunk)
                 if piece.matched is not None:
                     finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string=piece.matched)
                     break
@@ -203,7 +212,7 @@ class Generations:
         finished.usage.prompt_tokens = prompt_tokens
         finished.usage.completion_tokens = sent
         metrics.finished(finished.reason)
-        await write(pb.GenerateResponse(finished=finished))
+        await send(finished=finished)
 
 
 async def _encode(request: Request, model: Model) -> list[int]:

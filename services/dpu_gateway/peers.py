@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 from blink.v1 import inference_pb2, inference_pb2_grpc
 
-FORWARDED = "blink-forwarded"
+from services.dpu_gateway.streams import RequestName
+
+FORWARDED = "blink-forwarded-for"
 TIMEOUT = 1.0
 
 
@@ -19,13 +21,14 @@ def socket_path(directory: Path, instance: str, worker: int) -> Path:
     return directory / f"gateway-{instance}-{worker}.sock"
 
 
-def is_forwarded(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
-    """Whether the call came from a peer, so that it is not forwarded again and shows no key.
+def forwarded_for(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    """For whose requests a peer calls, so that the call is not forwarded again and shows no key; None for no peer's.
 
     Peers come by sockets in a directory that is this user's alone; anybody may send metadata.
     """
-    by_socket = context.peer().startswith("unix:")
-    return by_socket and any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
+    if not context.peer().startswith("unix:"):
+        return None
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == FORWARDED), None)
 
 
 class Peers:
@@ -38,18 +41,18 @@ class Peers:
         self._own = socket_path(directory, instance, worker)
         self._channels: dict[Path, grpc.aio.Channel] = {}
 
-    async def abort(self, request_id: str) -> bool:
+    async def abort(self, name: RequestName) -> bool:
         """Ask every peer at once; whether any of them had the request."""
         paths = [path for path in self._directory.iterdir() if self._name.fullmatch(path.name) and path != self._own]
-        return any(await asyncio.gather(*(self._abort_at(path, request_id) for path in paths)))
+        return any(await asyncio.gather(*(self._abort_at(path, name) for path in paths)))
 
-    async def _abort_at(self, path: Path, request_id: str) -> bool:
+    async def _abort_at(self, path: Path, name: RequestName) -> bool:
         if path not in self._channels:
             self._channels[path] = grpc.aio.insecure_channel(f"unix:{path}")
         stub = inference_pb2_grpc.InferenceStub(self._channels[path])
-        request = inference_pb2.AbortRequest(request_id=request_id)
+        request = inference_pb2.AbortRequest(request_id=name.request_id)
         try:
-            response = await stub.Abort(request, timeout=TIMEOUT, metadata=((FORWARDED, "1"),))
+            response = await stub.Abort(request, timeout=TIMEOUT, metadata=((FORWARDED, name.owner),))
         except grpc.aio.AioRpcError:
             return False
         return response.found

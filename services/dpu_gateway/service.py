@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 from blink.v1 import inference_pb2 as pb
 
+from services.dpu_gateway.access.callers import Caller
 from services.dpu_gateway.errors import FieldError, GatewayError, UnauthenticatedError
 from services.dpu_gateway.generation import Generations
-from services.dpu_gateway.peers import Peers, is_forwarded
+from services.dpu_gateway.peers import Peers, forwarded_for
+from services.dpu_gateway.streams import RequestName
 from services.dpu_gateway.tracing import NO_TRACE, TRACEPARENT, TRACESTATE, Trace
 from services.dpu_gateway.wire import lenient_parser
 
@@ -36,12 +39,20 @@ def _metadata(context: grpc.aio.ServicerContext[Any, Any], name: str) -> str | N
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-async def require_caller(generations: Generations, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """End the call with UNAUTHENTICATED unless whoever makes it is known."""
+async def require_caller(generations: Generations, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+    """Who calls; ends the call with UNAUTHENTICATED when that is not known."""
     try:
-        generations.identify(authorization(context))
+        return generations.identify(authorization(context))
     except UnauthenticatedError as error:
         await context.abort(error.code, str(error), error.trailing_metadata())
+
+
+async def end_with(error: GatewayError, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Answer with the error's status. Does not return."""
+    try:
+        await context.abort(error.code, str(error), error.trailing_metadata())
+    except grpc.aio.InternalError:  # nothing can follow a first message for which the client makes no room
+        raise asyncio.CancelledError from None
 
 
 class InferenceService:
@@ -68,15 +79,18 @@ class InferenceService:
             caller = self._generations.identify(authorization(context))
             await self._generations.run(message, caller, context.write, trace_of(context))
         except GatewayError as error:
-            await context.abort(error.code, str(error), error.trailing_metadata())
+            await end_with(error, context)
 
     async def abort(self, message: pb.AbortRequest | FieldError, context: AbortContext) -> pb.AbortResponse:
         if isinstance(message, FieldError):
             await context.abort(message.code, str(message), message.trailing_metadata())
-        if not is_forwarded(context):
-            await require_caller(self._generations, context)
+        owner = forwarded_for(context)
+        by_peer = owner is not None
+        if owner is None:
+            owner = (await require_caller(self._generations, context)).name
+        name = RequestName(owner, message.request_id)
         session = self._generations.link.session
-        found = session is not None and session.abort(message.request_id)
-        if not is_forwarded(context):  # also when found here: ids are unique in one worker only
-            found |= await self._peers.abort(message.request_id)
+        found = session is not None and session.abort(name)
+        if not by_peer:  # also when found here: ids are unique in one worker only
+            found |= await self._peers.abort(name)
         return pb.AbortResponse(found=found)

@@ -17,7 +17,7 @@ from services.dpu_gateway.reader import TokenReader
 from services.dpu_gateway.request import Request
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.slots import SlotTracker
-from services.dpu_gateway.streams import Stream
+from services.dpu_gateway.streams import RequestName, Stream
 from services.dpu_gateway.ticker import Ticker
 from services.ring.errors import RingError
 from services.ring.header import RingInfo, RingStatus, parse_status, read_status, start_status
@@ -63,30 +63,30 @@ class Session:
             longest_gap=settings.longest_chunk_gap,
         )
         self._ticker: Ticker | None = None  # while run
-        self._streams: dict[str, Stream | None] = {}  # by request id; None: not submitted yet
-        self._early_aborts: set[str] = set()  # of requests not submitted yet
+        self._streams: dict[RequestName, Stream | None] = {}  # None: not submitted yet
+        self._early_aborts: set[RequestName] = set()  # of requests not submitted yet
 
     # Requests
 
-    def reserve(self, request_id: str) -> int:
+    def reserve(self, name: RequestName) -> int:
         """A slot for a request that will be submitted or given back. Raises OverloadedError or FieldError at once."""
-        if request_id in self._streams:
-            raise FieldError("request_id", f"{request_id!r} is in use by a running request")
+        if name in self._streams:
+            raise FieldError("request_id", f"{name.request_id!r} is in use by a running request")
         slot = self._slots.take()
         if slot is None:
             raise OverloadedError(
                 Overload.NO_SLOT, f"all {self._slots.slots} slots are in use", self._settings.retry_after
             )
-        self._streams[request_id] = None
+        self._streams[name] = None
         return slot
 
-    def release(self, request_id: str, slot: int) -> None:
+    def release(self, name: RequestName, slot: int) -> None:
         """Give back a reservation."""
-        del self._streams[request_id]
-        self._early_aborts.discard(request_id)
+        del self._streams[name]
+        self._early_aborts.discard(name)
         self._slots.untake(slot)
 
-    def submit(self, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
+    def submit(self, name: RequestName, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
         """Write the request into the lane. The reservation becomes the stream's.
 
         Raises:
@@ -112,18 +112,18 @@ class Session:
             raise
         tag = submission_tag(position)
         stream = Stream(
-            request.request_id,
+            name,
             slot=slot,
             position=position,
             tag=tag,
             span=span,
             with_logprobs=request.logprobs is not None,
         )
-        self._streams[request.request_id] = stream
+        self._streams[name] = stream
         self._reader.add(stream)
-        if request.request_id in self._early_aborts:
-            self._early_aborts.remove(request.request_id)
-            self.abort(request.request_id)
+        if name in self._early_aborts:
+            self._early_aborts.remove(name)
+            self.abort(name)
         self._cadence.hurry()
         if self._ticker is not None:
             self._ticker.set_period(self._cadence.period)
@@ -140,13 +140,13 @@ class Session:
             with suppress(RingError):  # a lost lane has no requests left
                 self.lane.cancel(stream.slot, stream.position)
 
-    def abort(self, request_id: str) -> bool:
-        """Cancel by id; its stream finishes as CANCELLED. Whether there was such a request."""
-        if request_id not in self._streams:
+    def abort(self, name: RequestName) -> bool:
+        """Cancel by name; its stream finishes as CANCELLED. Whether there was such a request."""
+        if name not in self._streams:
             return False
-        stream = self._streams[request_id]
+        stream = self._streams[name]
         if stream is None:
-            self._early_aborts.add(request_id)
+            self._early_aborts.add(name)
             return True
         stream.abort_requested = True
         self._cancel(stream)
@@ -189,8 +189,8 @@ class Session:
         )
 
     def _forget(self, stream: Stream) -> None:
-        if self._streams.get(stream.request_id) is stream:
-            del self._streams[stream.request_id]
+        if self._streams.get(stream.name) is stream:
+            del self._streams[stream.name]
 
     # The worker's one loop
 

@@ -66,6 +66,7 @@ class GatewaySettings(RingAccessSettings):
     max_unsent_entries: int = Field(
         65_536, ge=64, le=1 << 24, description="log entries held for a client that reads slowly; more end its stream"
     )
+    write_limit: float = Field(30.0, gt=0, le=3600, description="for a client to make room for what it is sent")
     keepalive_interval: float = Field(30.0, ge=1, le=3600, description="between pings of idle connections")
     http_keep_alive: int = Field(75, ge=1, le=3600, description="for an idle HTTP connection to stay open")
     keepalive_timeout: float = Field(10.0, ge=1, le=600, description="for the answer to a ping")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,14 @@ from services.ring import dtypes
 from services.ring.schema import FinishReason, LogKind, RejectCode
 
 Entries = npt.NDArray[np.void]
+LAST_WRITE_SECONDS = 0.5  # that a write may still take when its stream has failed
+
+
+class RequestName(NamedTuple):
+    """What a running request is known by: callers with different API keys share no ids."""
+
+    owner: str  # the key's name; empty where no keys are asked for
+    request_id: str
 
 
 class Stream:
@@ -36,13 +46,14 @@ class Stream:
         "_tokens",
         "_unsent",
         "_waiter",
+        "_write_limit",
         "abort_requested",
         "accepted",
         "error",
         "held",
+        "name",
         "position",
         "queue_seconds",
-        "request_id",
         "slot",
         "span",
         "tag",
@@ -50,8 +61,10 @@ class Stream:
         "woken_at",
     )
 
-    def __init__(self, request_id: str, *, slot: int, position: int, tag: int, span: int, with_logprobs: bool) -> None:
-        self.request_id = request_id
+    def __init__(
+        self, name: RequestName, *, slot: int, position: int, tag: int, span: int, with_logprobs: bool
+    ) -> None:
+        self.name = name
         self.slot = slot
         self.position = position  # of the submission in the lane
         self.tag = tag
@@ -70,6 +83,7 @@ class Stream:
         self._unsent = 0
         self._changed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._write_limit: asyncio.Timeout | None = None  # while the coroutine writes
 
     @property
     def unsent(self) -> int:
@@ -118,6 +132,8 @@ class Stream:
             self.error = error
             self._tokens, self._entries, self._unsent = [], [], 0
             self.wake()
+            if self._write_limit is not None:  # a client that does not read would let the write wait for ever
+                self._write_limit.reschedule(asyncio.get_running_loop().time() + LAST_WRITE_SECONDS)
 
     def wake(self) -> None:
         """Let the coroutine send what it was fed."""
@@ -134,6 +150,26 @@ class Stream:
             await self._waiter
             self._waiter = None
         self._changed = False
+
+    async def send(self, writing: Awaitable[object], limit: float, retry_after: float) -> None:
+        """Await a write to the client.
+
+        It is given up soon when the stream fails meanwhile, or after ``limit`` seconds, which is a failure too: raises
+        what the stream failed with.
+        """
+        try:
+            async with asyncio.timeout(limit) as self._write_limit:
+                await writing
+        except TimeoutError:
+            if self._write_limit is None or not self._write_limit.expired():
+                raise
+            if self.error is None:
+                self.error = OverloadedError(
+                    Overload.SLOW_READER, f"the stream was not read for {limit:g} s", retry_after
+                )
+            raise self.error from None
+        finally:
+            self._write_limit = None
 
     def raise_failure(self, retry_after: float) -> None:
         """Raise what the request failed with, if it did."""

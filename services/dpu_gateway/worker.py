@@ -58,7 +58,12 @@ class Worker:
             else None
         )
         self.generations = Generations(
-            self.link, metrics, self._access, retry_after=settings.retry_after, tracer=self._tracer
+            self.link,
+            metrics,
+            self._access,
+            retry_after=settings.retry_after,
+            write_limit=settings.write_limit,
+            tracer=self._tracer,
         )
         handlers = (
             InferenceService(self.generations, self._peers).handler(),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from blink.v1 import inference_pb2 as pb
+from blink.v1 import inference_pb2_grpc
 from google.protobuf.duration_pb2 import Duration
 
+from services.dpu_gateway.streams import RequestName
 from services.dpu_gateway.tokenizer import PromptEncoder
 from services.ring.schema import FinishReason
 from tests.dpu_gateway.harness import Gateway, collect, gateway, max_tokens, ring_info, text_request, until
@@ -173,6 +176,32 @@ async def test_a_client_that_reads_too_slowly_is_ended_and_harms_nobody() -> Non
         await settled(system)
 
 
+@pytest.mark.parametrize(
+    ("settings", "tokens", "words"),
+    [({"max_unsent_entries": 2000}, 1500, "read too slowly"), ({"write_limit": 0.3}, 400, "not read for 0.3 s")],
+)
+async def test_a_client_that_never_reads_ends_with_a_status_behind_what_it_was_sent(
+    settings: dict[str, Any], tokens: int, words: str
+) -> None:
+    """Its connection lives, so no keepalive ends it: in one case the engine goes on, in the other it is done."""
+    info = ring_info(arena_bytes=1 << 20, log_entries=1 << 16)
+    async with gateway(Behaviour(), info, **settings) as system:
+        small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+        async with grpc.aio.insecure_channel(
+            f"unix:{system.directory / 'api-0.sock'}", options=[*small_window, ("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(
+                text_request(logprobs=20, stop=max_tokens(tokens, ignore_eos=True))
+            )
+            await until(lambda: system.workers[0].generations.open_streams == 1)
+            await until(lambda: system.workers[0].generations.open_streams == 0)
+            result = await collect(call)
+        assert result.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert words in result.details
+        assert len(result.ids) < tokens
+        await settled(system)
+
+
 async def test_tokens_that_came_while_the_worker_was_busy_share_a_chunk() -> None:
     async with gateway(Behaviour(burst=1)) as system:
         reading = asyncio.create_task(collect(system.inference().Generate(text_request(stop=max_tokens(500)))))
@@ -208,8 +237,9 @@ async def test_random_cancels_give_every_slot_and_all_of_the_arena_back() -> Non
 
 async def test_an_abort_of_what_was_never_submitted_does_not_end_a_later_request_of_that_id() -> None:
     async with gateway() as system:
-        slot = system.session.reserve("mine")
-        assert system.session.abort("mine")
-        system.session.release("mine", slot)
+        mine = RequestName("", "mine")
+        slot = system.session.reserve(mine)
+        assert system.session.abort(mine)
+        system.session.release(mine, slot)
         result = await collect(system.inference().Generate(text_request(request_id="mine", stop=max_tokens(5))))
         assert (result.finished.reason, len(result.ids)) == (pb.FINISH_REASON_LENGTH, 5)

@@ -13,6 +13,7 @@ from blink.v1 import inference_pb2
 
 from services.dpu_gateway.peers import Peers, socket_path
 from services.dpu_gateway.service import SERVICE
+from services.dpu_gateway.streams import RequestName
 
 
 def worker_handler(name: str, asked: list[str]) -> grpc.GenericRpcHandler:
@@ -49,7 +50,7 @@ async def asked_by(directory: Path, peers: Peers, instances: list[tuple[str, int
         await server.start()
         servers.append(server)
     try:
-        return await peers.abort("r"), set(asked)
+        return await peers.abort(RequestName("", "r")), set(asked)
     finally:
         await peers.close()
         for server in servers:

@@ -5,7 +5,7 @@ import pytest
 
 from services.dpu_gateway.errors import EngineRejectedError, UnavailableError
 from services.dpu_gateway.reader import TokenReader
-from services.dpu_gateway.streams import Stream
+from services.dpu_gateway.streams import RequestName, Stream
 from services.ring import dtypes
 from services.ring.errors import CorruptLogError
 from services.ring.record import pack_record
@@ -28,7 +28,7 @@ class Reading:
         record = pack_record(prompt, slot=slot, max_tokens=count, top_logprobs=top or 0)
         position = self.pair.lane.submit(record, slot * 4096)
         stream = Stream(
-            f"r{slot}",
+            RequestName("", f"r{slot}"),
             slot=slot,
             position=position,
             tag=submission_tag(position),
@@ -92,7 +92,9 @@ def test_entries_of_an_earlier_submission_of_the_slot_are_dropped() -> None:
     reading = Reading()
     old = reading.submit(3, [9], 4)
     reading.pair.engine.step()  # its tokens are in the log, unread
-    new = Stream("new", slot=3, position=old.position + 1, tag=old.tag + 1, span=0, with_logprobs=False)
+    new = Stream(
+        RequestName("", "new"), slot=3, position=old.position + 1, tag=old.tag + 1, span=0, with_logprobs=False
+    )
     reading.reader.add(new)
     reading.reader.poll()
     assert new.take_tokens() == []
@@ -167,7 +169,7 @@ async def test_a_waiting_coroutine_is_woken_once_for_all_that_came() -> None:
 
 @pytest.mark.parametrize("code", [RejectCode.BAD_TOKEN_ID, 250])
 def test_a_rejection_names_its_code(code: int) -> None:
-    stream = Stream("r", slot=0, position=0, tag=1, span=0, with_logprobs=False)
+    stream = Stream(RequestName("", "r"), slot=0, position=0, tag=1, span=0, with_logprobs=False)
     stream.end(FinishReason.REJECTED, code)
     with pytest.raises(EngineRejectedError, match=r"BAD_TOKEN_ID|unknown code 250"):
         stream.raise_failure(0.5)

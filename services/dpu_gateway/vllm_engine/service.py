@@ -20,7 +20,8 @@ from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.metrics.engine import EngineFigures
 from services.dpu_gateway.model import Model
 from services.dpu_gateway.peers import Peers
-from services.dpu_gateway.service import authorization, require_caller, trace_of
+from services.dpu_gateway.service import end_with, require_caller, trace_of
+from services.dpu_gateway.streams import RequestName
 from services.dpu_gateway.vllm_engine.tokenizer_files import chunks, zipped
 from services.dpu_gateway.vllm_engine.translate import Choice, to_blink
 from services.dpu_gateway.wire import lenient_parser
@@ -40,7 +41,7 @@ class VllmEngineService:
         self._peers = peers
         self._retry_after = retry_after
         self._started = time.monotonic()
-        self._choices: dict[str, int] = {}  # how many the running requests have, where that is not one
+        self._choices: dict[RequestName, int] = {}  # how many the running requests have, where that is not one
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {
@@ -66,11 +67,12 @@ class VllmEngineService:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def generate(self, request: vllm.GenerateRequest, context: Context) -> None:
+        caller = await require_caller(self._generations, context)
+        name = RequestName(caller.name, request.request_id)
         try:
-            caller = self._generations.identify(authorization(context))
             messages = to_blink(request)
             if len(messages) > 1:
-                self._choices[request.request_id] = len(messages)
+                self._choices[name] = len(messages)
             trace, writing = trace_of(context), asyncio.Lock()  # choices write one at a time
 
             async def run(choice: Choice, message: pb.GenerateRequest) -> None:
@@ -85,18 +87,19 @@ class VllmEngineService:
             stops = request.sampling_params.stop_token_ids
             await run_together([run(Choice(index, stops), message) for index, message in enumerate(messages)])
         except GatewayError as error:
-            await context.abort(error.code, str(error), error.trailing_metadata())
+            await end_with(error, context)
         finally:
-            self._choices.pop(request.request_id, None)
+            self._choices.pop(name, None)
 
     async def abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
-        await require_caller(self._generations, context)
+        owner = (await require_caller(self._generations, context)).name
         session = self._generations.link.session
         for request_id in request.request_ids:
-            count = self._choices.get(request_id, 1)
+            count = self._choices.get(RequestName(owner, request_id), 1)
             for message in named(repeated(pb.GenerateRequest(), count), request_id):
-                if session is None or not session.abort(message.request_id):
-                    await self._peers.abort(message.request_id)
+                name = RequestName(owner, message.request_id)
+                if session is None or not session.abort(name):
+                    await self._peers.abort(name)
         return vllm.AbortResponse()
 
     async def flush_cache(self, request: Any, context: Context) -> common_pb2.FlushCacheResponse:

@@ -10,6 +10,7 @@ import grpc
 import openai
 import pytest
 from blink.v1 import control_pb2, inference_pb2, inference_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from services.dpu_gateway.access.keys import new_key
 from tests.dpu_gateway.harness import MODEL, Gateway, Result, collect, gateway, max_tokens, text_request, until
@@ -64,6 +65,27 @@ async def test_every_call_of_grpc_needs_a_known_key(keys: Keys) -> None:
         abort = await system.inference(1).Abort(inference_pb2.AbortRequest(request_id="far"), metadata=metadata)
         assert abort.found  # by a peer, which asked for no key of its own
         await running
+
+
+async def test_a_key_aborts_requests_of_its_own_alone_by_either_service_and_from_any_worker(keys: Keys) -> None:
+    async with gateway(Behaviour(tokens_per_second=20), api_keys=keys.path, workers=2) as system:
+        mine, other = ((("authorization", f"Bearer {key[0]}"),) for key in (keys.free, keys.one))
+        request = text_request(request_id="same")
+        running = [
+            asyncio.create_task(collect(system.inference().Generate(request, metadata=key))) for key in (mine, other)
+        ]  # one id, which the keys tell apart
+        await until(lambda: sum(int(lane.live.sum()) for lane in system.engine.lanes) == 2)
+        abort, stranger = inference_pb2.AbortRequest(request_id="same"), (("authorization", f"Bearer {keys.rare[0]}"),)
+        for worker in range(2):
+            assert not (await system.inference(worker).Abort(abort, metadata=stranger)).found
+            engine = vllm_engine_pb2_grpc.VllmEngineStub(system.channel(worker))
+            await engine.Abort(vllm_engine_pb2.AbortRequest(request_ids=["same"]), metadata=stranger)
+        assert (await system.inference(1).Abort(abort, metadata=other)).found
+        assert (await running[1]).finished.reason == inference_pb2.FINISH_REASON_CANCELLED
+        assert not running[0].done()
+        engine = vllm_engine_pb2_grpc.VllmEngineStub(system.channel(1))
+        await engine.Abort(vllm_engine_pb2.AbortRequest(request_ids=["same"]), metadata=mine)
+        assert (await running[0]).finished.reason == inference_pb2.FINISH_REASON_CANCELLED
 
 
 async def test_http_needs_a_key_for_the_api_and_none_for_probes(keys: Keys) -> None:
@@ -130,7 +152,7 @@ async def test_no_log_shows_a_key_or_a_prompt_and_metadata_makes_no_peer(keys: K
                 await wrong.completions.create(model=MODEL, prompt=SECRET)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel:
             forged = inference_pb2_grpc.InferenceStub(channel).Abort(
-                inference_pb2.AbortRequest(request_id="x"), metadata=(("blink-forwarded", "1"),)
+                inference_pb2.AbortRequest(request_id="x"), metadata=(("blink-forwarded-for", "free"),)
             )
             assert await forged.code() is grpc.StatusCode.UNAUTHENTICATED
         worker.process.terminate()
