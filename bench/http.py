@@ -2,9 +2,10 @@
 
     python -m bench.http [--requests 400]
 
-The stand-in engine owns the ring and answers at once. Both clients are as thin as their protocol allows: a gRPC stub
-that is given text, and a socket that is read up to the first token's event. Each asks for a chat, so both render the
-template. Half of the requests are over when the medians are taken, so warm-up and a busy machine weigh on both alike.
+The stand-in engine owns the ring and answers at once. The clients are a gRPC stub that is given text, and a socket that
+is read up to the first token's event: what grpc-python costs its caller beyond a socket is in gRPC's numbers. Each asks
+for a chat, so both render the template. Half of the requests are over when the medians are taken, so warm-up and a busy
+machine weigh on both alike.
 """
 
 from __future__ import annotations
