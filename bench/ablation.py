@@ -3,7 +3,7 @@
 The comparison of the paper's Figure 3. One engine with random bf16 weights, by default of Llama-3-8B's geometry,
 scheduled by the loop on the GPU and by the host-driven loop: same core, kernels, buckets, ring and requests. Both serve
 the same Poisson arrivals (a seed fixes them) and short requests one at a time, alone and beside memory-hostile
-neighbours on the host's other cores (bench/neighbours.py).
+neighbours on the host's other cores (services/cli/bench/neighbours.py).
 
 Who runs where: the client, which is this process, has a core of its own; the thread of the host-driven loop has another
 one, in the last row the neighbours' cores; everything else of the engine's process shares the neighbours' cores. What
@@ -27,12 +27,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.cpus import Cores, on_cpus, throttled_ms
+from bench.cpus import Cores, throttled_ms
 from bench.engine_process import EngineSpec, engine_process
 from bench.machine import commit, cpu_name
-from bench.neighbours import KINDS, Neighbours, neighbours
 from bench.ring_load import Asked, LoadClient, Request, poisson
 from bench.step_times import gaps_us
+from services.cli.bench.neighbours import KINDS, Neighbours, neighbours
+from services.common.cpu import on_cpus
 from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.gpu_engine.engine import EngineLimits
 from services.ring.schema import RingGeometry, record_bytes

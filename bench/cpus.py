@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,17 +25,6 @@ class Cores:
         if not others:
             raise RuntimeError(f"CPUs {free} are too few: the client, the loop and the neighbours need a core each")
         return cls(free[0], rest[0], others)
-
-
-@contextmanager
-def on_cpus(cpus: Collection[int]) -> Iterator[None]:
-    """Run the calling thread, and the processes and threads that it starts, on these."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _siblings(cpu: int) -> set[int]:

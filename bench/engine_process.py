@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.cpus import on_cpus
 from bench.families import MODELS, RandomWeights
 from bench.step_times import StepTimes
+from services.common.cpu import on_cpus
 from services.common.logging import configure_logging
 from services.gpu_engine.cuda.assemble import SchedulerPlace, assemble
 from services.gpu_engine.cuda.driver import Device

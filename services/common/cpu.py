@@ -1,10 +1,11 @@
-"""How many CPUs this process may use: its quota, not the node's cores."""
+"""CPUs: how many this process may use (its quota, not the node's cores), which ones, and running on some of them."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -19,6 +20,29 @@ def available_cpus(cgroup_root: Path = CGROUP_ROOT, membership: Path = Path("/pr
         return cpus
     quotas = [quota for line in lines for quota in _quotas(cgroup_root, line)]
     return max(1, min([cpus, *(math.ceil(quota) for quota in quotas)]))
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """CPUs as the kernel lists them, ``0-3,8``. Raises ValueError."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        span = range(int(first), int(last or first) + 1)
+        if not span:
+            raise ValueError(f"{part!r} is no range of CPUs")
+        cpus.update(span)
+    return frozenset(cpus)
+
+
+@contextmanager
+def on_cpus(cpus: Collection[int]) -> Iterator[None]:
+    """Run the calling thread, and the processes and threads that it starts, on these."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _quotas(root: Path, membership: str) -> Iterator[float]:

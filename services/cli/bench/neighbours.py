@@ -1,4 +1,4 @@
-"""Neighbours that are hostile to the memory of a machine: ``python -m bench.neighbours`` shows what they move.
+"""Neighbours that are hostile to a machine's memory: ``python -m services.cli.bench.neighbours`` shows what they move.
 
 Each is a process of its own that does one of three things without end, over arrays larger than any cache: copies
 (fills the memory's bandwidth past the caches), updates in place (fills the caches with dirty lines) and walks (reads at
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.cpus import on_cpus
+from services.common.cpu import on_cpus
 from services.ring.schema import LINE_BYTES
 
 KINDS = ("copy", "update", "walk")
@@ -67,14 +67,14 @@ def neighbours(count: int, cpus: Collection[int]) -> Iterator[Neighbours]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = Path(folder) / "moved"
         moved = np.memmap(path, np.uint64, "w+", shape=(count,))
-        command = [sys.executable, "-m", "bench.neighbours", "--work", str(path), "--count", str(count)]
+        command = [sys.executable, "-m", "services.cli.bench.neighbours", "--work", str(path), "--count", str(count)]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with on_cpus(cpus):
-                processes.extend(
-                    subprocess.Popen([*command, "--index", str(index)], env=environment) for index in range(count)
-                )
+                for index in range(count):
+                    indexed = [*command, "--index", str(index)]
+                    processes.append(subprocess.Popen(indexed, env=environment))  # noqa: S603 (our own module)
             running = Neighbours(processes, np.asarray(moved))
             deadline = time.monotonic() + START_SECONDS
             while not running.moved.all():
