@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from bench.cpus import Cores, throttled_ms
 from bench.engine_process import EngineSpec, engine_process
-from bench.machine import commit, cpu_name
+from bench.machine import commit
 from bench.ring_load import Asked, LoadClient, Request, poisson
 from bench.step_times import gaps_us
 from services.cli.bench.neighbours import KINDS, Neighbours, neighbours
-from services.common.cpu import on_cpus
+from services.common.cpu import cpu_name, on_cpus
 from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.gpu_engine.engine import EngineLimits
 from services.ring.schema import RingGeometry, record_bytes

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.cpu import cpu_name
 
 @dataclass(frozen=True)
 class Machine:
@@ -27,11 +28,6 @@ class Machine:
         answer = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
         gpu, _, driver = answer.partition("\n")[0].partition(", ")
         return cls(gpu or "unknown", driver or "unknown", f"{os.cpu_count()} x {cpu_name()}", commit())
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 def commit() -> str:

@@ -19,17 +19,32 @@ KEY_VARIABLE = "BLINK_TLS_KEY"
 
 def open_channel(address: str) -> grpc.Channel:
     """A channel to ``address``, with TLS when an authority is named. Raises CommandError for a file that is missing."""
+    credentials = _credentials()
+    channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+    api_key = os.environ.get(API_KEY_VARIABLE)
+    return grpc.intercept_channel(channel, _WithKey(api_key)) if api_key else channel
+
+
+def open_aio_channel(address: str) -> grpc.aio.Channel:
+    """The same for asyncio, with a connection of its own; calls carry ``with_key`` themselves. Raises CommandError."""
+    credentials, options = _credentials(), [("grpc.use_local_subchannel_pool", 1)]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def with_key(key: str) -> tuple[tuple[str, str], ...]:
+    """Metadata that shows an API key; none without one."""
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def _credentials() -> grpc.ChannelCredentials | None:
     authority, certificate, key = (
         _read(variable) for variable in (AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE)
     )
     if (certificate is None) is not (key is None):
         raise CommandError(f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} go together, one of them is not set")
-    if authority is None:
-        channel = grpc.insecure_channel(address)
-    else:
-        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate))
-    api_key = os.environ.get(API_KEY_VARIABLE)
-    return grpc.intercept_channel(channel, _WithKey(api_key)) if api_key else channel
+    return None if authority is None else grpc.ssl_channel_credentials(authority, key, certificate)
 
 
 def _read(variable: str) -> bytes | None:
@@ -57,7 +72,7 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercept
     """Sends the key with every call: gRPC's call credentials would refuse to go over a connection without TLS."""
 
     def __init__(self, key: str) -> None:
-        self._metadata = ("authorization", f"Bearer {key}")
+        self._metadata = with_key(key)
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         return continuation(self._with_key(client_call_details), request)
@@ -69,7 +84,7 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercept
         return _Details(
             details.method,
             details.timeout,
-            [*(details.metadata or ()), self._metadata],
+            [*(details.metadata or ()), *self._metadata],
             details.credentials,
             details.wait_for_ready,
             details.compression,

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli.bench.options import bench_command
 from services.cli.numbers import between
 from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS
 from services.common.errors import BlinkError
@@ -181,6 +182,9 @@ def show_status(
     from services.cli.status import status
 
     status(address, watch, interval, json)
+
+
+app.command("bench")(bench_command)
 
 
 @app.command("doctor")

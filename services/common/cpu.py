@@ -22,6 +22,12 @@ def available_cpus(cgroup_root: Path = CGROUP_ROOT, membership: Path = Path("/pr
     return max(1, min([cpus, *(math.ceil(quota) for quota in quotas)]))
 
 
+def cpu_name(proc: Path = Path("/proc")) -> str:
+    """As the processor calls itself; "unknown CPU" where it does not."""
+    lines = (proc / "cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
 def parse_cpus(text: str) -> frozenset[int]:
     """CPUs as the kernel lists them, ``0-3,8``. Raises ValueError."""
     cpus: set[int] = set()

@@ -1,0 +1,36 @@
+"""Who is measured, and by which protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Protocol(StrEnum):
+    """What is spoken to the server."""
+
+    GRPC = "grpc"  # blink.v1
+    COMPLETIONS = "completions"  # OpenAI's, streamed
+    CHAT = "chat"  # OpenAI's chat completions, streamed
+
+
+class Prompts(StrEnum):
+    """What made prompts consist of."""
+
+    IDS = "ids"  # random token ids: their number is exact
+    TEXT = "text"  # common English words: about a token each, the server says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What every process of the load generator must know of the server and of each request."""
+
+    protocol: Protocol
+    address: str  # of gRPC, or an OpenAI base URL
+    model: str
+    prompts: Prompts
+    vocabulary: int  # ids are below it
+    temperature: float
+    ignore_eos: bool  # so that outputs are as long as asked
+    timeout: float  # seconds for a request
+    api_key: str = ""
