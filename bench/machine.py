@@ -14,6 +14,7 @@ from typing import Any
 
 from services.common.cpu import cpu_name
 
+
 @dataclass(frozen=True)
 class Machine:
     """Each is "unknown" where it can't be found out."""
