@@ -10,14 +10,16 @@ from collections.abc import Mapping
 BLINK = [sys.executable, "-m", "services.cli"]
 
 
-def blink(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end; output is captured, nothing is asserted."""
+def blink(
+    *arguments: str, environment: Mapping[str, str] | None = None, limit: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end, for at most ``limit`` seconds; output is captured, nothing is asserted."""
     return subprocess.run(
         [*BLINK, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=limit,
         env={**os.environ, **(environment or {})},
     )
 

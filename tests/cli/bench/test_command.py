@@ -82,7 +82,7 @@ def test_neighbours_run_on_their_own_cpus_and_are_gone_afterwards(tmp_path: Path
     with StandInServer().running() as server:
         arguments = ["--rate", "10", "--repeats", "1", "--interfere", "3", "--cpus", str(own)]
         theirs = ["--interfere-cpus", str(others[0]), "--output", str(tmp_path)]
-        done = blink("bench", "--openai", server.url, *SMALL, *arguments, *theirs)
+        done = blink("bench", "--openai", server.url, *SMALL, *arguments, *theirs, limit=110)  # they start slowly
     assert done.returncode == 0, done.stderr
     report = Report.model_validate_json((tmp_path / "bench.json").read_text())
     beside = report.points[0].interference
