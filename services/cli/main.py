@@ -184,6 +184,23 @@ def show_status(
     status(address, watch, interval, json)
 
 
+@app.command("top")
+def show_top(
+    http: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HTTP address of a gateway: host:port, or https://host:port.")
+    ] = DEFAULT_HTTP_ADDRESS,
+    interval: Annotated[
+        float, typer.Option(parser=between(0.1, MAX_INTERVAL), metavar="SECONDS", help="Time between updates.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one moment and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each moment.")] = False,
+) -> None:
+    """Watch engine, lanes, latencies, endings and losses of all workers; Ctrl-C ends it."""
+    from services.cli.top.command import top
+
+    top(http, interval, once, json)
+
+
 app.command("bench")(bench_command)
 
 
