@@ -14,6 +14,7 @@ from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.service import require_caller
 from services.dpu_gateway.session import Session
 from services.ring.errors import RingError
+from services.ring.header import RingStatus
 from services.ring.schema import EngineState, LanePhase
 
 SERVICE = "blink.v1.Control"
@@ -57,21 +58,20 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
         await require_caller(self._generations, context)
-        load = self._engine_load()
+        load = await self._engine_load()
         overloads = self._generations.overloads  # the worker's own count, which goes on over re-attachments
         load.overload.CopyFrom(pb.Overload(**{cause.value: count for cause, count in overloads.items()}))
         return load
 
-    def _engine_load(self) -> pb.GetLoadResponse:
+    async def _engine_load(self) -> pb.GetLoadResponse:
         session = self._link.session
         if session is not None:
             with suppress(RingError):
-                return _load(session)
+                return _load(session, await session.read_status())
         return pb.GetLoadResponse(engine_state=pb.ENGINE_STATE_UNREACHABLE)
 
 
-def _load(session: Session) -> pb.GetLoadResponse:
-    status = session.read_status()
+def _load(session: Session, status: RingStatus) -> pb.GetLoadResponse:
     engine, counters, lanes = status.engine, status.counters, status.lanes
     attached = lanes[lanes["phase"] == LanePhase.ATTACHED]
     total = len(attached) * session.geometry.slots_per_lane

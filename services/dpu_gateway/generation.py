@@ -145,7 +145,10 @@ class Generations:
     async def _submit(self, session: Session, name: RequestName, request: Request) -> tuple[Stream, int]:
         """Tokenize and write into the lane; the stream and the prompt's length. The slot is reserved first, so that
         a full gateway refuses at once and tokenizes nothing."""
-        slot = session.reserve(name)
+        try:
+            slot = await session.reserve(name)
+        except RingError as error:
+            raise UnavailableError(str(error), self._retry_after) from error
         try:
             prompt = await _encode(request, session.model)
             budget = token_budget(request, len(prompt), session.model.limits)

@@ -20,9 +20,10 @@ from services.dpu_gateway.session import Session
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.tokenizer import EncodePools
 from services.ring.errors import RingError
-from services.ring.header import read_ring_info
+from services.ring.header import RingInfo, parse_ring_info, start_ring_info
 from services.ring.lane import LaneClient
-from services.ring.schema import ABI_VERSION, LAYOUT_HASH, LINE_BYTES
+from services.ring.schema import ABI_VERSION, LAYOUT_HASH
+from services.ring.transport import PendingRead, Transport
 
 ATTACH_POLL = 0.002
 
@@ -133,9 +134,7 @@ class EngineLink:
             grant = await ask_for_lane(self._bootstrap, settings, request)
             transport = connector.connect(grant)
         try:
-            # The first sign of life, awaited: whether the link works at all may take seconds to show.
-            await arrive(transport, [transport.start_read(0, min(LINE_BYTES, transport.size))])
-            info = read_ring_info(transport, expected_fingerprint=bytes.fromhex(grant.model.fingerprint))
+            info = await _ring_info(transport, bytes.fromhex(grant.model.fingerprint))
             if self._model is None or self._model.card != grant.model:
                 loop = asyncio.get_running_loop()
                 self._model = await loop.run_in_executor(
@@ -149,9 +148,9 @@ class EngineLink:
                 gateway_epoch=grant.gateway_epoch,
                 lease_timeout=lease_timeout,
             )
-            lane.begin_attach()
+            lane.begin_attach(await _arrived(transport, lane.start_state()))
             deadline = time.monotonic() + settings.attach_timeout
-            while not lane.attached():
+            while not lane.attached(await _arrived(transport, lane.start_state())):
                 if time.monotonic() > deadline:
                     raise AttachError(f"the engine did not answer on lane {grant.lane} in {settings.attach_timeout} s")
                 await asyncio.sleep(ATTACH_POLL)
@@ -167,3 +166,17 @@ class EngineLink:
         except BaseException:
             transport.close()
             raise
+
+
+async def _ring_info(transport: Transport, fingerprint: bytes) -> RingInfo:
+    """Twice, as the first read may meet a ring in the making. It is the link's first sign of life, too: whether it
+    works at all may take seconds to show, so all of it is awaited."""
+    for _ in range(2):
+        read = await _arrived(transport, start_ring_info(transport))
+        info = parse_ring_info(read.data, transport.size, expected_fingerprint=fingerprint)
+    return info
+
+
+async def _arrived(transport: Transport, read: PendingRead) -> PendingRead:
+    await arrive(transport, [read])
+    return read

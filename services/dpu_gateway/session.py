@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
+import numpy as np
+import numpy.typing as npt
+
 from services.dpu_gateway.arena import Arena
 from services.dpu_gateway.arrival import arrive
 from services.dpu_gateway.cadence import Cadence
@@ -20,7 +23,7 @@ from services.dpu_gateway.slots import SlotTracker
 from services.dpu_gateway.streams import RequestName, Stream
 from services.dpu_gateway.ticker import Ticker
 from services.ring.errors import RingError
-from services.ring.header import RingInfo, RingStatus, parse_status, read_status, start_status
+from services.ring.header import RingInfo, RingStatus, parse_status, start_status
 from services.ring.lane import LaneClient
 from services.ring.record import pack_record
 from services.ring.schema import DescriptorFlag, FinishReason, record_bytes, submission_tag
@@ -33,7 +36,7 @@ NEVER_IN_SLOT = frozenset({FinishReason.REJECTED, FinishReason.QUEUE_FULL, Finis
 
 
 class Session:
-    """The lane's slots, arena, streams and reader. Owned by the event loop; no method blocks."""
+    """The lane's slots, arena, streams and reader. Owned by the event loop, which no method but ``close`` holds up."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Session:
         self.geometry = info.geometry
         self._transport = transport
         self._settings = settings
-        self._slots = SlotTracker(info.geometry.slots_per_lane, lane.slot_statuses)
+        self._slots = SlotTracker(info.geometry.slots_per_lane, self._slot_statuses)
         self._arena = Arena(info.geometry.arena_bytes)
         self._reader = TokenReader(lane, settings.max_unsent_entries, self._finished, self._too_slow)
         self._cadence = Cadence(
@@ -63,28 +66,39 @@ class Session:
             longest_gap=settings.longest_chunk_gap,
         )
         self._ticker: Ticker | None = None  # while run
+        self._status: PendingRead | None = None  # the last look at the header, perhaps under way
         self._streams: dict[RequestName, Stream | None] = {}  # None: not submitted yet
         self._early_aborts: set[RequestName] = set()  # of requests not submitted yet
 
     # Requests
 
-    def reserve(self, name: RequestName) -> int:
-        """A slot for a request that will be submitted or given back. Raises OverloadedError or FieldError at once."""
+    async def reserve(self, name: RequestName) -> int:
+        """A slot for a request that will be submitted or given back.
+
+        Raises OverloadedError or FieldError, and RingError when the lane is lost.
+        """
         if name in self._streams:
             raise FieldError("request_id", f"{name.request_id!r} is in use by a running request")
-        slot = self._slots.take()
-        if slot is None:
-            raise OverloadedError(
-                Overload.NO_SLOT, f"all {self._slots.slots} slots are in use", self._settings.retry_after
-            )
         self._streams[name] = None
+        try:
+            slot = await self._slots.take()
+            if slot is None:
+                raise OverloadedError(
+                    Overload.NO_SLOT, f"all {self._slots.slots} slots are in use", self._settings.retry_after
+                )
+        except BaseException:
+            self._unname(name)
+            raise
         return slot
 
     def release(self, name: RequestName, slot: int) -> None:
         """Give back a reservation."""
+        self._unname(name)
+        self._slots.untake(slot)
+
+    def _unname(self, name: RequestName) -> None:
         del self._streams[name]
         self._early_aborts.discard(name)
-        self._slots.untake(slot)
 
     def submit(self, name: RequestName, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
         """Write the request into the lane. The reservation becomes the stream's.
@@ -204,9 +218,7 @@ class Session:
             while True:
                 now = time.monotonic()
                 if now >= next_watch:
-                    status = start_status(self._transport, self.geometry)
-                    await self._arrived([status])
-                    self.liveness.look(parse_status(status.data, self.geometry))
+                    self.liveness.look(await self.read_status())
                     next_watch = now + self._settings.watch_interval
                 found = await self._reader.look(self._arrived, time.monotonic, cadence.gap)
                 cadence.after_look(found=found, live=self._reader.live > 0, late=ticks > 1)
@@ -216,9 +228,19 @@ class Session:
     async def _arrived(self, reads: Sequence[PendingRead]) -> None:
         await arrive(self._transport, reads)
 
-    def read_status(self) -> RingStatus:
-        """The ring's header as it is now. Raises TransportLostError."""
-        return read_status(self._transport, self.geometry)
+    async def _slot_statuses(self) -> npt.NDArray[np.uint64]:
+        read = self.lane.start_slot_statuses()
+        await self._arrived([read])
+        return self.lane.slot_statuses(read)
+
+    async def read_status(self) -> RingStatus:
+        """The ring's header as it is now; whoever comes while a read is under way shares it, so that any number of
+        scrapes costs one. Raises TransportLostError."""
+        if self._status is None or self._status.done:
+            self._status = start_status(self._transport, self.geometry)
+        status = self._status
+        await self._arrived([status])
+        return parse_status(status.data, self.geometry)
 
     def close(self) -> None:
         """Give the lane back, if it is still ours, and let go of the ring."""

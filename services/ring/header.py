@@ -89,14 +89,34 @@ def read_ring_info(transport: Transport, *, expected_fingerprint: bytes | None =
     Raises:
         IncompatibleRingError: naming which of magic, ABI, layout hash, sizes or fingerprint differs, with both values.
     """
+    for _ in range(2):  # the magic is written last: a read that follows one with the magic in it has all the rest
+        read = start_ring_info(transport)
+        transport.complete([read])
+        _require_magic(read.data)
+    return parse_ring_info(read.data, transport.size, expected_fingerprint=expected_fingerprint)
+
+
+def start_ring_info(transport: Transport) -> PendingRead:
+    """Begin a read of RingInfo, for ``parse_ring_info``. Raises IncompatibleRingError when the ring is too small."""
     start = schema.header_offset(schema.RING_INFO)
     if transport.size < start + schema.RING_INFO.size:
         raise IncompatibleRingError("size", f"at least {start + schema.RING_INFO.size} bytes", transport.size)
-    magic = int.from_bytes(transport.read(start, 8), "little")
+    return transport.start_read(start, schema.RING_INFO.size)
+
+
+def _require_magic(data: bytes) -> None:
+    magic = int.from_bytes(data[:8], "little")
     if magic != schema.MAGIC:
         raise IncompatibleRingError("magic", f"{schema.MAGIC:#x}", f"{magic:#x}")
-    # Read again now that the magic is known to be there: everything else was written before it.
-    record = np.frombuffer(transport.read(start, schema.RING_INFO.size), dtypes.RING_INFO)[0]
+
+
+def parse_ring_info(data: bytes, size: int, *, expected_fingerprint: bytes | None = None) -> RingInfo:
+    """Check what was read of a ring of ``size`` bytes; raises what ``read_ring_info`` does.
+
+    Of a ring that may be in the making only a second read counts, once one with the magic in it was back.
+    """
+    _require_magic(data)
+    record = np.frombuffer(data, dtypes.RING_INFO)[0]
     for field, expected in (("abi_version", schema.ABI_VERSION), ("layout_hash", schema.LAYOUT_HASH)):
         if record[field] != expected:
             raise IncompatibleRingError(field, expected, int(record[field]))
@@ -112,8 +132,8 @@ def read_ring_info(transport: Transport, *, expected_fingerprint: bytes | None =
     for field, expected in _layout(geometry).items():
         if record[field] != expected:
             raise IncompatibleRingError(field, expected, int(record[field]))
-    if transport.size < geometry.ring_bytes:
-        raise IncompatibleRingError("size", f"{geometry.ring_bytes} bytes", transport.size)
+    if size < geometry.ring_bytes:
+        raise IncompatibleRingError("size", f"{geometry.ring_bytes} bytes", size)
     fingerprint = record["fingerprint"].tobytes()
     if expected_fingerprint is not None and fingerprint != expected_fingerprint:
         raise IncompatibleRingError("model fingerprint", expected_fingerprint.hex(), fingerprint.hex())

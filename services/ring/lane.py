@@ -74,6 +74,7 @@ class LaneClient:
         self._lease = 0
         self._renewed_at = 0.0
         self._attached = False
+        self._answered = False  # the engine's answer to begin_attach was seen
         self._acknowledged = 0  # log_tail as last written
         self._unacknowledged: set[int] = set()  # slots whose FINISH was read since
         self._state = LaneState(0, 0, 0, 0)
@@ -84,7 +85,11 @@ class LaneClient:
 
     # Attach
 
-    def begin_attach(self) -> None:
+    def start_state(self) -> PendingRead:
+        """Begin what ``begin_attach`` and ``attached`` read."""
+        return self._transport.start_read(self._outbound, LINE_BYTES)
+
+    def begin_attach(self, read: PendingRead | None = None) -> None:
         """Reset the lane's inbound area, then write the gateway epoch. Poll ``attached`` until the engine answers.
 
         Nothing of the previous owner can be taken for this one's: until the epoch is there the engine serves the
@@ -92,34 +97,40 @@ class LaneClient:
 
         Raises LaneLostError when this epoch was used before.
         """
-        if self._read_state().attached_epoch == self.gateway_epoch:
+        if self._state_of(read).attached_epoch == self.gateway_epoch:
             raise LaneLostError(
                 f"lane {self.lane} is already attached under epoch {self.gateway_epoch}: ask for a new one"
             )
-        self._attached = False
+        self._attached = self._answered = False
         start = self.geometry.doorbells_offset
         self._transport.write(self._inbound + start, bytes(self.geometry.arena_offset - start))
         self._lease += 1
         self._transport.write(self._inbound + _LEASE_OFFSET, _TWO_WORDS.pack(self._lease, 0))
         self._write_flag(self._inbound + _EPOCH_OFFSET, self.gateway_epoch)
 
-    def attached(self) -> bool:
+    def attached(self, read: PendingRead | None = None) -> bool:
         """Whether the engine serves this gateway; from then on the lane may be used.
 
-        One read each time; when the answer becomes yes, another read and the first renewal of the lease.
+        One read each time, or the one that ``start_state`` began since the last call. The engine writes the epoch last,
+        so only a read that follows one with the epoch in it has all the rest: with ``read`` the answer to that first
+        one is still no, without it another read is made. The yes renews the lease for the first time.
         """
         if self._attached:
             return True
         asked_at = self._clock()
-        attached_epoch = int.from_bytes(self._transport.read(self._outbound, 8), "little")
-        if attached_epoch != self.gateway_epoch:
+        state = self._state_of(read)
+        if state.attached_epoch != self.gateway_epoch:
             return False
-        # The epoch was written last, so a second read has the rest.
-        state = self._state = self._read_state()
+        if not self._answered:
+            self._answered = True
+            self._renewed_at = asked_at
+            if read is not None:
+                return False
+            state = self._state_of(None)
+        self._state = state
         self.next_position = state.next_position
         self.log_tail = state.attach_log_head
         self._attached = True
-        self._renewed_at = asked_at
         self.acknowledge(now=True)
         return True
 
@@ -181,7 +192,7 @@ class LaneClient:
     def start_poll(self) -> PendingRead:
         """Begin what ``poll`` reads."""
         self._check_owned()
-        return self._transport.start_read(self._outbound, LINE_BYTES)
+        return self.start_state()
 
     def poll(self, read: PendingRead | None = None) -> LaneState:
         """Read LaneOutbound: one 64-byte read, or the one that ``start_poll`` began.
@@ -189,7 +200,7 @@ class LaneClient:
         Raises LaneLostError when another gateway is served, or none.
         """
         self._check_owned()
-        self._state = state = self._read_state() if read is None else LaneState._make(_OUTBOUND.unpack_from(read.data))
+        self._state = state = self._state_of(read)
         if state.attached_epoch != self.gateway_epoch:
             self._attached = False
             raise LaneLostError(
@@ -240,11 +251,19 @@ class LaneClient:
             self._unacknowledged.update(entries["slot"][finished].tolist())
         return entries
 
-    def slot_statuses(self) -> npt.NDArray[np.uint64]:
-        """All slots' status words (``schema.slot_status_word``), [slots_per_lane]: one bulk read."""
+    def start_slot_statuses(self) -> PendingRead:
+        """Begin what ``slot_statuses`` reads."""
         self._check_owned()
-        data = self._transport.read(self.geometry.slot_status(self.lane), 8 * self.geometry.slots_per_lane)
-        return np.frombuffer(data, np.uint64)
+        return self._transport.start_read(self.geometry.slot_status(self.lane), 8 * self.geometry.slots_per_lane)
+
+    def slot_statuses(self, read: PendingRead | None = None) -> npt.NDArray[np.uint64]:
+        """All slots' status words (``schema.slot_status_word``), [slots_per_lane]: one bulk read, or the finished one
+        that ``start_slot_statuses`` began."""
+        if read is None:
+            read = self.start_slot_statuses()
+            self._transport.complete([read])
+        self._check_owned()
+        return np.frombuffer(read.data, np.uint64)
 
     def acknowledge(self, *, now: bool = False) -> bool:
         """Renew the lease and tell the engine what was read: one write, or none while neither is due.
@@ -276,8 +295,12 @@ class LaneClient:
                 f"lane {self.lane}: no lease renewal for {self._lease_timeout} s, the engine may have reclaimed it"
             )
 
-    def _read_state(self) -> LaneState:
-        return LaneState._make(_OUTBOUND.unpack_from(self._transport.read(self._outbound, LINE_BYTES)))
+    def _state_of(self, read: PendingRead | None) -> LaneState:
+        """What the finished ``read`` holds; without one it is read now."""
+        if read is None:
+            read = self.start_state()
+            self._transport.complete([read])
+        return LaneState._make(_OUTBOUND.unpack_from(read.data))
 
     def _write_flag(self, offset: int, word: int) -> None:
         self._transport.write(offset, word.to_bytes(8, "little"), flag=True)

@@ -238,7 +238,7 @@ async def test_random_cancels_give_every_slot_and_all_of_the_arena_back() -> Non
 async def test_an_abort_of_what_was_never_submitted_does_not_end_a_later_request_of_that_id() -> None:
     async with gateway() as system:
         mine = RequestName("", "mine")
-        slot = system.session.reserve(mine)
+        slot = await system.session.reserve(mine)
         assert system.session.abort(mine)
         system.session.release(mine, slot)
         result = await collect(system.inference().Generate(text_request(request_id="mine", stop=max_tokens(5))))

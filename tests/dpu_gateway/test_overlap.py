@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import grpc
 import pytest
+from blink.v1 import control_pb2
 
 from services.ring.errors import TransportLostError
 from services.ring.shm import ShmTransport
 from services.ring.transport import PendingRead
-from tests.dpu_gateway.harness import collect, gateway, max_tokens, text_request, until
+from tests.dpu_gateway.harness import collect, gateway, max_tokens, ring_info, text_request, until
 from tests.dpu_gateway.http.clients import http_client
 from tests.dpu_gateway.metrics.scraped import scrape
 from tests.dpu_gateway.test_refusals import retry_after
@@ -23,23 +24,40 @@ TURNS = 5  # of the event loop, until a read is done
 
 
 class SlowTransport(ShmTransport):
-    """Shared memory whose reads, once started, are done some turns later; ``cut`` makes them fail."""
+    """Shared memory whose reads, once started, are done some turns later; ``cut`` makes them fail, ``silent`` leaves
+    them under way and notes who waits for one without letting others run."""
 
     made: list[SlowTransport]
+    silent_from: int | None = None  # which of a new one's reads is the first that does not come back
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self.made.append(self)
-        self.cut = False
+        self.cut = self.silent = False
+        self.waited = 0  # reads that held up the event loop while the link was silent
         self.turns = 0  # spent waiting
         self._under_way: deque[tuple[PendingRead, bytes]] = deque()
-        self._left = 0
+        self._left = self._started = 0
+
+    @property
+    def under_way(self) -> int:
+        return len(self._under_way)
 
     def start_read(self, offset: int, length: int) -> PendingRead:
+        self._started += 1
+        self.silent |= self._started == self.silent_from
         pending = PendingRead()
-        self._under_way.append((pending, self.read(offset, length)))
+        self._under_way.append((pending, super().read(offset, length)))
         self._left = TURNS
         return pending
+
+    def read(self, offset: int, length: int) -> bytes:
+        self.waited += self.silent
+        return super().read(offset, length)
+
+    def complete(self, reads: Iterable[PendingRead]) -> None:
+        self.waited += self.silent
+        super().complete(reads)
 
     def progress(self) -> None:
         self.turns += 1
@@ -48,7 +66,7 @@ class SlowTransport(ShmTransport):
             error.cause = "RETRY_EXC_ERR"
             raise error
         self._left -= 1
-        if self._left <= 0:
+        if self._left <= 0 and not self.silent:
             while self._under_way:
                 pending, data = self._under_way.popleft()
                 pending.finish(data)
@@ -99,3 +117,45 @@ async def test_a_link_that_dies_ends_streams_as_retryable_is_counted_by_name_and
         async with http_client(system) as client:
             seen = await scrape(client)
         assert seen.value("blink_engine_losses_total", cause="RETRY_EXC_ERR") == 1
+
+
+async def test_nothing_waits_for_a_silent_link_but_what_needs_it(transports: list[SlowTransport]) -> None:
+    """Scrapes, load, and a request that needs the slots' statuses, all while no read comes back."""
+    async with gateway(info=ring_info(slots_per_lane=2)) as system, http_client(system) as client:
+        for _ in range(2):  # both slots have been used, so the next request asks the engine which are free
+            assert (await collect(system.inference().Generate(text_request()))).code is grpc.StatusCode.OK
+        (transport,) = transports
+        transport.silent = True
+        scrapes = [asyncio.create_task(scrape(client)) for _ in range(8)]
+        load = system.control().GetLoad(control_pb2.GetLoadRequest())
+        stream = asyncio.create_task(collect(system.inference().Generate(text_request())))
+        before = transport.turns
+        await until(lambda: transport.turns > before + 200)  # each has asked its turn many times
+        assert (await client.get("/ready")).status_code == 200
+        assert not load.done()
+        assert not any(task.done() for task in (*scrapes, stream))
+        assert transport.waited == 0
+        assert transport.under_way <= 3  # the reader's look, the statuses, and one header for all who asked for it
+        transport.cut = True
+        for seen in await asyncio.gather(*scrapes):
+            assert seen.value("blink_engine_state", state="unreachable") == 1
+        assert (await load).engine_state == control_pb2.ENGINE_STATE_UNREACHABLE
+        ended = await stream
+        assert (ended.code, "RETRY_EXC_ERR" in ended.details) == (grpc.StatusCode.UNAVAILABLE, True)
+        await until(lambda: len(transports) == 2 and system.workers[0].link.session is not None)
+
+
+async def test_attaching_over_a_silent_link_leaves_the_event_loop_to_others(
+    transports: list[SlowTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of its reads the link goes silent at."""
+    async with gateway() as system, http_client(system) as client:
+        for silent_from in range(1, 6):
+            monkeypatch.setattr(SlowTransport, "silent_from", silent_from)
+            transports[-1].cut = True
+            await until(lambda: len(transports) == silent_from + 1 and transports[-1].silent)  # noqa: B023
+            assert (await client.get("/ready")).status_code == 503
+            assert transports[-1].waited == 0
+        monkeypatch.setattr(SlowTransport, "silent_from", None)
+        transports[-1].cut = True
+        await until(lambda: system.workers[0].link.session is not None)

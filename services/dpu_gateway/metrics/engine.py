@@ -30,12 +30,12 @@ class EngineFigures:
     status: RingStatus | None = None
 
     @classmethod
-    def take(cls, session: Session | None) -> Self:
+    async def take(cls, session: Session | None) -> Self:
         """One bulk read of the header. Call it in the event loop, which owns the session."""
         if session is None:
             return cls(UNREACHABLE)
         try:
-            status = session.read_status()
+            status = await session.read_status()
         except RingError:
             return cls(UNREACHABLE)
         state = session.liveness.state

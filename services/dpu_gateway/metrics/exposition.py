@@ -34,6 +34,6 @@ class Exposition:
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """Body and content type in the format that the scraper ``accept``s. Formatted off the event loop."""
-        figures = EngineFigures.take(self._link.session)
+        figures = await EngineFigures.take(self._link.session)
         encode, content_type = choose_encoder(accept)
         return await asyncio.to_thread(encode, _Families(figures.collect, self._gateway)), content_type

@@ -149,7 +149,7 @@ class VllmEngineService:
     async def get_loads(self, request: Any, context: Context) -> vllm.GetLoadsResponse:
         await require_caller(self._generations, context)
         loads = []
-        status = EngineFigures.take(self._generations.link.session).status
+        status = (await EngineFigures.take(self._generations.link.session)).status
         if status is not None:
             counters = status.counters
             running, waiting, pages = (int(counters[name]) for name in ("running", "waiting", "kv_pages_total"))

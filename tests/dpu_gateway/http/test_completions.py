@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
-from tests.dpu_gateway.harness import MODEL, gateway
+from tests.dpu_gateway.harness import MODEL, gateway, until
 from tests.dpu_gateway.http.clients import openai_client
 from tests.dpu_gateway.small_tokenizer import byte_level_tokenizer
 from tests.dpu_gateway.test_generate import says
@@ -33,22 +35,32 @@ async def test_a_whole_completion_has_text_reason_and_usage() -> None:
 async def test_a_streamed_completion_is_the_same_text_in_parts_and_usage_comes_when_asked_for(
     include_usage: bool,
 ) -> None:
-    behaviour = Behaviour(script=says("größe 🦊 and so on"), tokens_per_second=500)
+    """The engine makes four more tokens, which end at least one character, only once the client has the ones before."""
+    made = 0.0  # the engine's clock, at one token a second
+    tokens = says("größe 🦊 and so on")(NOTHING, 99).size
+    behaviour = Behaviour(script=says("größe 🦊 and so on"), tokens_per_second=1, clock=lambda: made)
     async with gateway(behaviour) as system, openai_client(system) as client:
-        stream = await client.completions.create(
-            model=MODEL, prompt=PROMPT, stream=True, stream_options={"include_usage": include_usage}
+        opening = asyncio.create_task(
+            client.completions.create(
+                model=MODEL, prompt=PROMPT, stream=True, stream_options={"include_usage": include_usage}
+            )
         )
-        chunks = [chunk async for chunk in stream]
+        await until(lambda: bool(system.engine.lanes[0].live.any()))
+        made += 4
+        chunks = []
+        async for chunk in await opening:
+            chunks.append(chunk)
+            made += 4
     assert len({chunk.id for chunk in chunks}) == 1
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert "".join(choice.text for choice in choices) == "größe 🦊 and so on"
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
-    assert len(chunks) > 3
+    assert len(choices) >= tokens // 4 > 3
     assert (chunks[-1].usage is not None) is include_usage
     if include_usage:
         assert chunks[-1].choices == []
         assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == says("größe 🦊 and so on")(NOTHING, 99).size
+        assert chunks[-1].usage.completion_tokens == tokens
         assert {chunk.usage for chunk in chunks[:-1]} == {None}
 
 
