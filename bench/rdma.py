@@ -115,7 +115,8 @@ def test_measure() -> None:
 
     with shared_memory() as transport:
         print(MARK + json.dumps({"shm": asdict(measure(transport))}))
-    host = HostProcess("stand-in")
+    host = HostProcess()
+    host.ask(do="serve", engine="stand-in")
     device = Device("rxe_dpu")
     try:
         with connection(host, device, 0) as transport:

@@ -15,7 +15,7 @@ from services.bootstrap.identity import peer_name
 from services.bootstrap.lanes import LaneTable
 from services.common.logging import get_logger
 from services.ring.errors import RingError
-from services.ring.schema import ABI_VERSION, LAYOUT_HASH
+from services.ring.schema import ABI_VERSION, LAYOUT_HASH, LanePhase
 from services.ring.verbs.grant import QueuePairAddress
 
 MAX_GATEWAY_ID = 128
@@ -97,8 +97,9 @@ class Handshake(bootstrap_pb2_grpc.BootstrapServicer):
             gateway = QueuePairAddress.of(request.queue_pair) if offer.exports else None
         except ValueError as error:
             raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+        phases = offer.lane_phases()
         try:
-            lane = offer.lanes.grant((name, request.gateway_id), offer.lane_phases())
+            lane = offer.lanes.grant((name, request.gateway_id), phases, name)
         except NoFreeLaneError as error:
             raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         if offer.exports is None or gateway is None:
@@ -117,6 +118,7 @@ class Handshake(bootstrap_pb2_grpc.BootstrapServicer):
             transport=transport,
             lane=lane.lane,
             gateway_epoch=lane.gateway_epoch,
+            taken_over=phases[lane.lane] != LanePhase.FREE,  # again and again: two gateways with one gateway_id
         )
         return answer
 

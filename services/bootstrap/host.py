@@ -142,7 +142,7 @@ class Host:
         settings = self._settings
         card = model_card(self._model_name(), self._checkpoint)
         promise = max(MIN_PROMISE_SECONDS, settings.lease_timeout_ms / 1000)
-        lanes = LaneTable(settings.lanes, promise)
+        lanes = LaneTable(settings.lanes, promise, per_certificate=settings.lanes_per_certificate)
         self._handshake.publish(
             Offer(
                 self._epoch, self._ring.path, card, settings.lease_timeout_ms, lanes, self._lane_phases, self._exports

@@ -21,6 +21,7 @@ class LaneGrant:
 @dataclass
 class _Owner:
     gateway: Hashable
+    certificate: str
     granted_at: float
 
 
@@ -28,7 +29,9 @@ class LaneTable:
     """Grants lanes: the same gateway its own again, anybody else one that nobody holds.
 
     The ring says who is attached; this table only adds who was promised a lane and has not taken it yet. A promise
-    lapses after ``promise_seconds``. Epochs grow over restarts of bootstrap too, so that none is ever used twice.
+    lapses after ``promise_seconds``. One certificate holds at most ``per_certificate`` lanes at once, under however
+    many names its gateways come; without one, over the unix socket, there is no such limit. Epochs grow over restarts
+    of bootstrap too, so that none is ever used twice.
     """
 
     def __init__(
@@ -37,29 +40,38 @@ class LaneTable:
         promise_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         first_epoch: int | None = None,
+        *,
+        per_certificate: int | None = None,
     ) -> None:
+        self._per_certificate = lanes if per_certificate is None else per_certificate
         self._owners: list[_Owner | None] = [None] * lanes
         self._promise_seconds = promise_seconds
         self._clock = clock
         self._next_epoch = time.time_ns() if first_epoch is None else first_epoch
 
-    def grant(self, gateway: Hashable, phases: Sequence[int]) -> LaneGrant:
+    def grant(self, gateway: Hashable, phases: Sequence[int], certificate: str = "") -> LaneGrant:
         """Pick a lane for a gateway.
 
         Args:
             gateway: who asks.
             phases: [lanes] of LanePhase, as the engine publishes them now.
+            certificate: the name in its certificate; empty without TLS.
 
         Raises:
-            NoFreeLaneError: every lane is attached or promised to others.
+            NoFreeLaneError: every lane is attached or promised to others, or the certificate holds all that it may.
         """
         now = self._clock()
         lane = self._own_lane(gateway)
         if lane is None:
+            if certificate and self._held_by(certificate, phases, now) >= self._per_certificate:
+                raise NoFreeLaneError(
+                    f"certificate {certificate!r} holds {self._per_certificate} lanes, and lanes_per_certificate is "
+                    f"{self._per_certificate}: raise it, or give each gateway a certificate of its own"
+                )
             lane = self._free_lane(phases, now)
         if lane is None:
             raise NoFreeLaneError(f"all {len(self._owners)} lanes are leased; start bootstrap with more lanes")
-        self._owners[lane] = _Owner(gateway, now)
+        self._owners[lane] = _Owner(gateway, certificate, now)
         epoch = self._next_epoch
         self._next_epoch += 1
         return LaneGrant(lane, epoch)
@@ -69,6 +81,15 @@ class LaneTable:
             if owner is not None and owner.gateway == gateway:
                 return lane
         return None
+
+    def _held_by(self, certificate: str, phases: Sequence[int], now: float) -> int:
+        """Lanes that are attached by this certificate's gateways or promised to them."""
+        return sum(
+            owner is not None
+            and owner.certificate == certificate
+            and (phases[lane] != LanePhase.FREE or now - owner.granted_at < self._promise_seconds)
+            for lane, owner in enumerate(self._owners)
+        )
 
     def _free_lane(self, phases: Sequence[int], now: float) -> int | None:
         """A lane nobody had yet, else the one whose owner is gone longest: restarted gateways find their own."""

@@ -34,6 +34,9 @@ class BootstrapSettings(RingAccessSettings):
         "host", description="cuda with verbs: ring in host memory, GPU memory, or what gateways read in host memory"
     )
     lanes: int = Field(4, ge=1, le=256, description="gateway workers that can be attached at once")
+    lanes_per_certificate: int = Field(
+        16, ge=1, le=256, description="lanes that gateways with one name in their certificates may hold together"
+    )
     slots_per_lane: int = Field(64, ge=1, le=4096, description="requests in flight of one gateway worker")
     log_entries: int = Field(16_384, ge=64, le=1 << 24, description="tokens of one lane that may wait for its gateway")
     arena_bytes: int = Field(

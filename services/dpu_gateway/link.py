@@ -83,8 +83,11 @@ class EngineLink:
                 self._explain(str(error))
                 await self._report(False)
             else:
-                delays.reset()
+                attached_at = time.monotonic()
                 await self._serve(session)
+                # A link that comes and goes, or a gateway of the same name, is tried ever less often, too.
+                if time.monotonic() - attached_at >= self._settings.reattach_longest:
+                    delays.reset()
             await asyncio.sleep(delays.next())
 
     async def _serve(self, session: Session) -> None:

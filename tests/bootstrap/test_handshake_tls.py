@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +30,9 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def server(authority: Authority, tmp_path: Path) -> Iterator[HandshakeServer]:
     handshake = Handshake()
-    phases = [int(LanePhase.FREE)] * 2
+    phases = [int(LanePhase.FREE)] * 3
     card = bootstrap_pb2.ModelCard(name="m")
-    handshake.publish(Offer(77, tmp_path / "ring", card, 3000, LaneTable(2, 10), lambda: phases))
+    handshake.publish(Offer(77, tmp_path / "ring", card, 3000, LaneTable(3, 10, per_certificate=2), lambda: phases))
     server = HandshakeServer("localhost:0", handshake, authority.issue("localhost"))
     server.start()
     yield server
@@ -54,9 +55,40 @@ def test_a_gateway_gets_its_own_lane_again_and_no_other_gets_it_whatever_id_it_c
     lane = attach(server, first).lane
     assert attach(server, first).lane == lane
     assert attach(server, second).lane != lane
-    with pytest.raises(grpc.RpcError, match="all 2 lanes are leased"):
-        attach(server, authority.issue("dpu-c"))
+    assert attach(server, authority.issue("dpu-c")).lane != lane
+    with pytest.raises(grpc.RpcError, match="all 3 lanes are leased"):
+        attach(server, authority.issue("dpu-d"))
     assert attach(server, first).lane == lane
+
+
+def test_one_certificate_does_not_get_every_lane_by_claiming_many_ids(
+    server: HandshakeServer, authority: Authority
+) -> None:
+    greedy = authority.issue("dpu-a")
+    lanes = {attach(server, greedy, str(number)).lane for number in range(2)}
+    for number in range(2, 5):
+        with pytest.raises(grpc.RpcError, match="certificate 'dpu-a' holds 2 lanes") as caught:
+            attach(server, greedy, str(number))
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert attach(server, authority.issue("dpu-b")).lane not in lanes
+
+
+@pytest.mark.parametrize("whose", ["gateway", "bootstrap"])
+def test_an_expired_certificate_gets_nowhere_on_either_side(
+    server: HandshakeServer, authority: Authority, whose: str
+) -> None:
+    long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    gateway = authority.issue("dpu-a", until=long_ago if whose == "gateway" else None)
+    if whose == "bootstrap":
+        authority.issue("localhost", until=long_ago)  # takes the place of the server's files
+    with pytest.raises(grpc.RpcError) as caught:
+        attach(server, gateway)
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    if whose == "bootstrap":
+        authority.issue("localhost")
+    attach(server, authority.issue("dpu-a"))
 
 
 def test_only_certificates_of_the_authority_get_in_on_both_sides(

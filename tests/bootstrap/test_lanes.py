@@ -85,3 +85,24 @@ def test_epochs_grow_over_restarts_of_bootstrap() -> None:
     before = LaneTable(1, 10).grant("a", [FREE])
     after = LaneTable(1, 10).grant("a", [FREE])
     assert after.gateway_epoch > before.gateway_epoch > 0
+
+
+def test_a_certificate_holds_no_more_lanes_than_it_may_under_however_many_ids(clock: Clock) -> None:
+    table = LaneTable(4, 10, clock, per_certificate=2)
+    phases = [FREE] * 4
+    mine = [table.grant(("dpu-a", number), phases, "dpu-a").lane for number in range(2)]
+    words = "certificate 'dpu-a' holds 2 lanes, and lanes_per_certificate is 2"
+    with pytest.raises(NoFreeLaneError, match=words):
+        table.grant(("dpu-a", 2), phases, "dpu-a")
+    assert table.grant(("dpu-b", 0), phases, "dpu-b").lane not in mine
+    assert table.grant(("dpu-a", 1), phases, "dpu-a").lane == mine[1]  # its own again, as ever
+    clock.now += 60
+    phases[mine[0]] = ATTACHED
+    assert table.grant(("dpu-a", 2), phases, "dpu-a").lane not in {mine[0]}  # the other promise has lapsed
+    with pytest.raises(NoFreeLaneError, match=words):
+        table.grant(("dpu-a", 3), phases, "dpu-a")
+
+
+def test_callers_of_the_unix_socket_have_no_such_limit(clock: Clock) -> None:
+    table = LaneTable(4, 10, clock, per_certificate=1)
+    assert {table.grant(number, [FREE] * 4).lane for number in range(4)} == {0, 1, 2, 3}

@@ -74,14 +74,22 @@ def _run_all(session: pytest.Session) -> None:
     session.stash[_REPORTS], session.stash[_CONSOLE] = by_test, console
 
 
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> Iterator[HostProcess]:
-    """Serves with the engine that the test's module names."""
+@pytest.fixture(scope="session")
+def hosts() -> Iterator[list[HostProcess]]:
+    """Two that start side by side, as each takes the emulated machine many seconds: one for all, one to be killed."""
     from tests.rdma.sides import HostProcess  # noqa: PLC0415
 
-    process = HostProcess(request.module.ENGINE)
-    yield process
-    process.kill()
+    processes = [HostProcess(), HostProcess()]
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def host(hosts: list[HostProcess], request: pytest.FixtureRequest) -> HostProcess:
+    """Serves with the engine that the test's module names."""
+    hosts[0].ask(do="serve", engine=request.module.ENGINE)
+    return hosts[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The host side: a process that owns a ring, lets an engine serve it and exports its lanes on rxe_host.
 
-``python -m tests.rdma.host stand-in``, ``... core`` or ``... split``. One JSON object a line asks, one answers::
+One JSON object a line asks, one answers::
 
+    {"do": "serve", "engine": "stand-in"}  or core, or split       -> null; what was served before is gone
     {"do": "attach", "lane": 0, "gateway": {...QueuePairAddress}}   -> LaneGrant
     {"do": "detach", "lane": 0}                                     -> null
     {"do": "digest", "offset": 0, "length": 64}                     -> SHA-256 of that part of the ring
@@ -15,8 +16,9 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from services.ring.parts import HostPart, RingParts
 from services.ring.verbs.device import Device
@@ -84,25 +86,41 @@ def digest(parts: RingParts, offset: int, length: int) -> str:
     raise ValueError(f"{offset} is in no part of the ring")
 
 
+class Host:
+    """One ring at a time, and the ways to its lanes."""
+
+    def __init__(self) -> None:
+        self._device = Device("rxe_host")
+        self._exports: dict[int, LaneExport] = {}
+        self._parts: RingParts = []
+        self._engine = ExitStack()
+
+    def serve(self, engine: str) -> None:
+        for lane in list(self._exports):
+            self.detach(lane)
+        self._engine.close()
+        self._parts = self._engine.enter_context(ENGINES[engine]())
+
+    def attach(self, lane: int, gateway: dict[str, Any]) -> dict[str, Any]:
+        if lane in self._exports:
+            self.detach(lane)
+        export = LaneExport(self._device, self._parts, GEOMETRY, lane, QueuePairAddress(**gateway))
+        self._exports[lane] = export
+        return dataclasses.asdict(export.grant)
+
+    def detach(self, lane: int) -> None:
+        self._exports.pop(lane).close()
+
+    def digest(self, offset: int, length: int) -> str:
+        return digest(self._parts, offset, length)
+
+
 def main() -> None:
-    device = Device("rxe_host")
-    exports: dict[int, LaneExport] = {}
-    with ENGINES[sys.argv[1]]() as parts:
-        print(json.dumps("ready"), flush=True)
-        for line in sys.stdin:
-            request = json.loads(line)
-            answer: object = None
-            if request["do"] == "attach":
-                gateway = QueuePairAddress(**request["gateway"])
-                if old := exports.pop(request["lane"], None):
-                    old.close()
-                exports[request["lane"]] = export = LaneExport(device, parts, GEOMETRY, request["lane"], gateway)
-                answer = dataclasses.asdict(export.grant)
-            elif request["do"] == "detach":
-                exports.pop(request["lane"]).close()
-            else:
-                answer = digest(parts, request["offset"], request["length"])
-            print(json.dumps(answer), flush=True)
+    host = Host()
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(getattr(host, request.pop("do"))(**request)), flush=True)
 
 
 if __name__ == "__main__":

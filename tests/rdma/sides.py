@@ -19,14 +19,19 @@ Forge = Callable[[LaneGrant], LaneGrant]
 
 
 class HostProcess:
-    def __init__(self, engine: str) -> None:
+    """Starts at once, is waited for when it is first asked."""
+
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rdma.host", engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.rdma.host"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._answer()
+        self._ready = False
 
     def ask(self, **request: object) -> Any:
         assert self.process.stdin is not None
+        if not self._ready:
+            self._answer()
+            self._ready = True
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self._answer()

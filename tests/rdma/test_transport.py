@@ -256,17 +256,15 @@ def test_ends_that_disagree_on_the_size_of_packets_are_found_at_the_first_long_r
         transport.close()
 
 
-def test_a_killed_host_ends_the_transport_in_bounded_time(device: Device) -> None:
-    from tests.rdma.sides import HostProcess, connection  # noqa: PLC0415
+def test_a_killed_host_ends_the_transport_in_bounded_time(hosts: list[HostProcess], device: Device) -> None:
+    from tests.rdma.sides import connection  # noqa: PLC0415
 
-    host = HostProcess(ENGINE)
-    try:
-        with connection(host, device, 0) as transport:
-            transport.flush()
-            host.kill()
-            assert_lost(transport, {CompletionStatus.RETRY_EXC_ERR})
-    finally:
-        host.kill()
+    doomed = hosts[1]
+    doomed.ask(do="serve", engine=ENGINE)
+    with connection(doomed, device, 0) as transport:
+        transport.flush()
+        doomed.kill()
+        assert_lost(transport, {CompletionStatus.RETRY_EXC_ERR})
 
 
 def assert_lost(transport: VerbsTransport, statuses: set[CompletionStatus]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import shlex
@@ -39,6 +40,7 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
     root = unpacked(initramfs.prepare)
     _check_python(root)
     model = _model_file()
+    _compile()
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     with tempfile.TemporaryDirectory(prefix="blink-rdma-", dir=cache_folder()) as folder:
         image, results, console = (Path(folder) / name for name in ("root.cpio", "results", "console"))
@@ -74,6 +76,12 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
             problem = f"\nqemu: {error.stderr.decode(errors='replace').strip()}"
         lines = console.read_text(errors="replace").splitlines() if console.exists() else []
         return _reports(results), "\n".join(lines[-_CONSOLE_LINES:]) + problem
+
+
+def _compile() -> None:
+    """Blink's own modules, whether or not this Python writes what it compiles: there each start would do it anew."""
+    for name in ("services", "tests"):
+        compileall.compile_dir(REPOSITORY / name, quiet=2)
 
 
 def _model_file() -> Path:
