@@ -208,7 +208,9 @@ app.command("bench")(bench_command)
 def examine_machine(
     transport: Annotated[str, typer.Option(help="How gateways are to reach the engine: shm or verbs.")] = "shm",
     engine: Annotated[str, typer.Option(help="What is to run the model here: cpu, cuda or none.")] = "cpu",
-    listen: Annotated[str, typer.Option(help="Where clients are to call.")] = DEFAULT_ADDRESS,
+    listen: Annotated[
+        str, typer.Option(help="Where clients are to call here.", show_default=f"{DEFAULT_ADDRESS}, of a gateway")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check what this machine has for the way Blink is to run on it; fails when something is missing."""

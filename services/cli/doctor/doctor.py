@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
-from services.cli.doctor import gpu, memory, rdma, system
+from services.cli.doctor import gpu, libraries, memory, rdma, system
 from services.cli.doctor.finding import Finding, Level
 from services.cli.doctor.machine import Machine, Purpose
 from services.cli.errors import CommandError
+from services.cli.program import DEFAULT_ADDRESS
 
+_LEVEL_WIDTH = max(map(len, Level))
 _COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.MISSING: "red"}
 
 
 def purpose_of(transport: str, engine: str, listen: str) -> Purpose:
-    """Raises CommandError naming the option that makes no sense."""
+    """Without ``listen`` the gateway's default, where there is one. Raises CommandError naming an option that makes no
+    sense."""
     for name, value, known in (("transport", transport, ("shm", "verbs")), ("engine", engine, ("cpu", "cuda", "none"))):
         if value not in known:
             raise CommandError(f"--{name} is {value!r}, must be one of {', '.join(known)}")
+    if not listen and (transport == "shm" or engine == "none"):
+        listen = DEFAULT_ADDRESS
     return Purpose(transport, engine, listen)  # type: ignore[arg-type]  # checked above
 
 
@@ -30,10 +34,12 @@ def examine(machine: Machine, purpose: Purpose) -> Iterator[Finding]:
     """Look at everything; nothing is changed, and nothing needs root."""
     yield system.check_kernel(machine, purpose)
     yield rdma.check_pyverbs(machine, purpose)
+    yield libraries.check_rdma_core(machine, purpose)
     yield from rdma.check_devices(machine, purpose)
     yield from rdma.check_bluefield(machine, purpose)
     yield gpu.check_driver(machine, purpose)
     yield gpu.check_gpu_memory(machine, purpose)
+    yield gpu.check_iommu(machine, purpose)
     yield memory.check_memlock(machine, purpose)
     yield memory.check_huge_pages(machine, purpose)
     yield system.check_numa(machine, purpose)
@@ -49,15 +55,20 @@ def doctor(purpose: Purpose, *, as_json: bool, machine: Machine | None = None) -
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _show(findings)
-    count = Counter(finding.level for finding in findings)[Level.MISSING]
-    if count:
-        verb = "is" if count == 1 else "are"
-        raise CommandError(f"{count} of {len(findings)} checks {verb} MISSING what transport {purpose.transport} needs")
+    lacking = [finding for finding in findings if finding.level is Level.MISSING]
+    if lacking:
+        raise CommandError(
+            f"{len(lacking)} of {len(findings)} checks found something MISSING for transport {purpose.transport} with "
+            f"engine {purpose.engine}. Next, for {lacking[0].check}: {lacking[0].advice}"
+        )
 
 
 def _show(findings: list[Finding]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
+    """Long lines are left whole, as they have commands to be copied."""
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(len(finding.check) for finding in findings)
     for finding in findings:
-        level = f"[{_COLOURS[finding.level]}]{finding.level}[/]"
-        table.add_row(level, finding.check, finding.found + (f"\n→ {finding.advice}" if finding.advice else ""))
-    Console(highlight=False).print(table)
+        level = f"[{_COLOURS[finding.level]}]{finding.level:<{_LEVEL_WIDTH}}[/]"
+        console.print(f"{level}  {finding.check:<{width}}  {escape(finding.found)}")
+        if finding.advice:
+            console.print(f"{'':<{_LEVEL_WIDTH}}  {'':<{width}}  → {escape(finding.advice)}")

@@ -26,6 +26,21 @@ def check_driver(machine: Machine, purpose: Purpose) -> Finding:
     return ok(check, f"{match[0]}, {kind}")
 
 
+def check_iommu(machine: Machine, purpose: Purpose) -> Finding:
+    """Translation of the NIC's addresses sends its traffic to the GPU through the root complex."""
+    check = "IOMMU"
+    if not purpose.gpu_memory:
+        return ok(check, "not looked at: that is for GPU memory by RDMA")
+    kinds = {machine.read(f"sys/class/infiniband/{name}/device/iommu_group/type") for name in machine.rdma_devices}
+    kinds -= {""}
+    if any(kind.startswith("DMA") for kind in kinds):
+        advice = (
+            "boot with iommu=pt, and switch ACS off on the PCIe switch between NIC and GPU; ring_memory = host is fine"
+        )
+        return warn(check, f"translates the NIC's addresses ({', '.join(sorted(kinds))})", advice)
+    return ok(check, ", ".join(sorted(kinds)) or "off")
+
+
 def check_gpu_memory(machine: Machine, purpose: Purpose) -> Finding:
     """Whether a NIC can register GPU memory: by dma-buf, or through nvidia-peermem."""
     check = "GPU memory by RDMA"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,10 @@ class Machine:
 
     def exists(self, path: str) -> bool:
         return (self._root / path).exists()
+
+    def writable(self, path: str) -> bool:
+        """Whether it is there and this process may write to it."""
+        return os.access(self._root / path, os.W_OK)
 
     @property
     def kernel(self) -> tuple[int, int]:

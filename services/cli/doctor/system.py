@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from services.cli.doctor.finding import Finding, missing, ok, warn
 from services.cli.doctor.machine import Machine, Purpose
 
-OLDEST_KERNEL = (5, 10)
+OLDEST_KERNEL = {"shm": (5, 10), "verbs": (5, 15)}
 STEADY_CLOCKS = {"tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page"}
 _LISTENING = "0A"
 
 
-def check_kernel(machine: Machine, _purpose: Purpose) -> Finding:
+def check_kernel(machine: Machine, purpose: Purpose) -> Finding:
     release = machine.read("proc/sys/kernel/osrelease") or "unknown"
-    if machine.kernel < OLDEST_KERNEL:
-        return warn("kernel", release, "Blink is tested on Linux 6.1; 5.15 or newer is a good choice")
+    oldest = OLDEST_KERNEL[purpose.transport]
+    if machine.kernel < oldest:
+        wanted = ".".join(map(str, oldest))
+        return warn("kernel", release, f"Linux {wanted} or newer for transport {purpose.transport}; 6.1 is tested")
     return ok("kernel", release)
 
 
@@ -28,7 +30,7 @@ def check_clock(machine: Machine, _purpose: Purpose) -> Finding:
     return ok("clock", source)
 
 
-def check_affinity(machine: Machine, _purpose: Purpose) -> Finding:
+def check_affinity(machine: Machine, purpose: Purpose) -> Finding:
     status = re.search(r"^Cpus_allowed_list:\s+(\S+)", machine.read("proc/self/status"), re.MULTILINE)
     allowed = status[1] if status else "unknown"
     online = machine.read("sys/devices/system/cpu/online") or "unknown"
@@ -40,7 +42,15 @@ def check_affinity(machine: Machine, _purpose: Purpose) -> Finding:
     found = f"may use {allowed} of {online}" + (f", governor {', '.join(sorted(governors))}" if governors else "")
     if governors - {"performance"}:
         return warn("processors", found, "cpupower frequency-set -g performance: slow clocks cost latency")
+    if purpose.transport == "verbs" and purpose.engine == "none" and "irqbalance" in _running(machine):
+        advice = "systemctl disable --now irqbalance: it moves interrupts onto the workers' cores"
+        return warn("processors", f"{found}, irqbalance runs", advice)
     return ok("processors", found)
+
+
+def _running(machine: Machine) -> set[str]:
+    """Names of this machine's processes."""
+    return {machine.read(f"proc/{name}/comm") for name in machine.names("proc") if name.isdecimal()}
 
 
 def check_numa(machine: Machine, purpose: Purpose) -> Finding:
@@ -64,6 +74,8 @@ def _listed(nodes: set[str]) -> str:
 
 
 def check_port(machine: Machine, purpose: Purpose) -> Finding:
+    if not purpose.listen:
+        return ok("port", "not looked at: clients call the gateway's machine; name another with --listen")
     check = f"port {purpose.listen}"
     _, _, port = purpose.listen.rpartition(":")
     if not port.isdecimal() or port == "0":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -32,7 +33,10 @@ def test_a_laptop_lacks_nothing_for_shared_memory(tmp_path: Path) -> None:
 def test_a_host_as_it_should_be_is_all_well_and_every_check_says_what_it_saw(tmp_path: Path) -> None:
     findings = list(examine(machine(tmp_path, SERVER), HOST))
     assert [finding for finding in findings if finding.level is not Level.OK] == []
-    assert named(findings, "RDMA mlx5_0 port 1").found == "Ethernet, ACTIVE, 400 Gb/sec, GID index 2"
+    assert named(findings, "RDMA mlx5_0 port 1").found == "Ethernet, ACTIVE, 400 Gb/sec, GID index 2, MTU 9000"
+    assert named(findings, "rdma-core").found == "version 44, drivers mlx5, rxe"
+    assert named(findings, "firmware of mlx5_0").found == "32.39.2048"
+    assert named(findings, "IOMMU").found == "identity"
     assert named(findings, "BlueField").found == "the host of one (rshim0), DPU mode"
     assert named(findings, "NVIDIA driver").found == "580.95, open kernel module"
     assert named(findings, "GPU memory by RDMA").found == "dma-buf"
@@ -42,8 +46,35 @@ def test_a_host_as_it_should_be_is_all_well_and_every_check_says_what_it_saw(tmp
 @pytest.mark.parametrize(
     ("change", "check", "level", "words"),
     [
-        ({"proc/sys/kernel/osrelease": "4.18.0"}, "kernel", Level.WARN, "4.18.0"),
+        ({"proc/sys/kernel/osrelease": "5.14.0"}, "kernel", Level.WARN, "5.15 or newer for transport verbs"),
         ({f"{RDMA_PORT}/state": "1: DOWN"}, "RDMA mlx5_0 port 1", Level.WARN, "bring the link up"),
+        ({f"{RDMA_PORT}/state": "1: DOWN"}, "RDMA link", Level.MISSING, "no port is ACTIVE"),
+        ({"sys/class/net/ens1f0/mtu": "1500"}, "RDMA mlx5_0 port 1", Level.WARN, "ip link set ens1f0 mtu 9000"),
+        ({"sys/class/infiniband/mlx5_0/fw_ver": "32.36.1010"}, "firmware of mlx5_0", Level.WARN, "32.39 or newer"),
+        (
+            {"sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0"},
+            "RDMA access",
+            Level.MISSING,
+            "/dev/infiniband/uverbs0",
+        ),
+        ({"usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0": None}, "rdma-core", Level.MISSING, "no libibverbs"),
+        (
+            {
+                "usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0": None,
+                "usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.39.0": "",
+            },
+            "rdma-core",
+            Level.WARN,
+            "44 or newer",
+        ),
+        ({"etc/libibverbs.d/mlx5.driver": None}, "rdma-core", Level.MISSING, "user-space driver of mlx5_0"),
+        (
+            {"etc/libibverbs.d/mlx5.driver": None, "etc/libibverbs.d/rxe.driver": None},
+            "rdma-core",
+            Level.MISSING,
+            "apt-get install ibverbs-providers",
+        ),
+        ({"sys/class/infiniband/mlx5_0/device/iommu_group/type": "DMA-FQ"}, "IOMMU", Level.WARN, "boot with iommu=pt"),
         ({f"{RDMA_PORT}/gid_attrs/types/2": "IB/RoCE v1"}, "RDMA mlx5_0 port 1", Level.WARN, "IPv4 address"),
         ({f"{RDMA_PORT}/link_layer": "InfiniBand"}, "RDMA mlx5_0 port 1", Level.OK, "InfiniBand, ACTIVE"),
         ({"proc/driver/nvidia/version": ""}, "NVIDIA driver", Level.MISSING, "1 GPU seen on the bus"),
@@ -85,20 +116,16 @@ def test_a_host_as_it_should_be_is_all_well_and_every_check_says_what_it_saw(tmp
             Level.WARN,
             "cpupower frequency-set",
         ),
-        (
-            {"proc/net/tcp6": "sl\n 0: 00000000000000000000000000000000:C383 0:0 0A"},
-            "port 127.0.0.1:50051",
-            Level.MISSING,
-            "choose another with --listen",
-        ),
         ({"dev/rshim0/misc": "BF_MODE  NIC mode"}, "BlueField", Level.WARN, "set DPU mode"),
         ({"dev/rshim0/misc": "BOOT_MODE 1"}, "BlueField", Level.OK, "mode not told"),
     ],
 )
 def test_one_thing_that_is_wrong_is_found_with_what_to_do(
-    tmp_path: Path, change: dict[str, str], check: str, level: Level, words: str
+    tmp_path: Path, change: dict[str, str | None], check: str, level: Level, words: str
 ) -> None:
-    files = SERVER | {"proc/net/tcp": "sl"} | change
+    """None takes a file away."""
+    changed = SERVER | {"proc/net/tcp": "sl"} | change
+    files = {name: text for name, text in changed.items() if text is not None}
     finding = named(list(examine(machine(tmp_path, files), HOST)), check)
     assert finding.level is level
     assert words in f"{finding.found} {finding.advice}"
@@ -137,9 +164,56 @@ def test_the_arm_side_of_a_bluefield_tells_its_mode_by_its_representors(
 def test_it_fails_when_something_is_missing_and_only_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     doctor(LAPTOP, as_json=True, machine=machine(tmp_path, PLAIN, modules=()))
     assert {row["level"] for row in json.loads(capsys.readouterr().out)} == {"OK"}
-    with pytest.raises(CommandError, match="are MISSING what transport verbs needs"):
+    with pytest.raises(CommandError, match=r"MISSING for transport verbs .*Next, for pyverbs: apt-get install"):
         doctor(HOST, as_json=False, machine=Machine(tmp_path, has_module=lambda _: False))
-    assert "→ apt-get install python3-pyverbs" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("→ apt-get install python3-pyverbs ibverbs-providers") for line in lines)  # in one piece
+
+
+def test_a_port_in_use_matters_where_clients_call(tmp_path: Path) -> None:
+    files = SERVER | {"proc/net/tcp6": "sl\n 0: 00000000000000000000000000000000:C383 0:0 0A"}
+    finding = named(list(examine(machine(tmp_path, files), purpose_of("verbs", "none", ""))), "port 127.0.0.1:50051")
+    assert finding.level is Level.MISSING
+    assert "choose another with --listen" in finding.advice
+    engine_alone = purpose_of("verbs", "cuda", "")
+    assert named(list(examine(machine(tmp_path, files), engine_alone)), "port").level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit", "status", "uid_map", "level"),
+    [
+        ("none", 8 << 20, "", "", Level.OK),  # a gateway locks little
+        ("none", 64 << 10, "", "", Level.MISSING),
+        ("cpu", 8 << 20, "", "", Level.MISSING),
+        ("cpu", 8 << 20, "CapEff:\t000001ffffffffff", "0 0 4294967295", Level.OK),  # root is not held by it
+        ("cpu", 8 << 20, "CapEff:\t000001ffffffffff", "0 100000 65536", Level.MISSING),  # but that of a container is
+        ("cpu", 8 << 20, "CapEff:\t00000000a80425fb", "0 0 4294967295", Level.MISSING),
+    ],
+)
+def test_the_memlock_limit_is_judged_by_what_is_locked_and_by_whom(
+    tmp_path: Path, engine: Literal["cpu", "none"], limit: int, status: str, uid_map: str, level: Level
+) -> None:
+    files = PLAIN | {
+        "proc/self/limits": f"Max locked memory         {limit}              {limit}              bytes",
+        "proc/self/status": status,
+        "proc/self/uid_map": uid_map,
+    }
+    findings = list(examine(machine(tmp_path, files), Purpose("verbs", engine)))
+    assert named(findings, "memlock limit").level is level
+
+
+def test_nothing_of_rdma_is_complained_about_for_shared_memory(tmp_path: Path) -> None:
+    """A down port, no firmware, no access, NIC mode: none of it matters."""
+    files = SERVER | {f"{RDMA_PORT}/state": "1: DOWN", "dev/rshim0/misc": "BF_MODE  NIC mode"}
+    assert {finding.level for finding in examine(machine(tmp_path, files), LAPTOP)} == {Level.OK}
+
+
+def test_irqbalance_on_a_gateways_machine_is_named(tmp_path: Path) -> None:
+    files = SERVER | {"proc/17/comm": "irqbalance"}
+    assert (
+        "systemctl disable --now irqbalance" in named(list(examine(machine(tmp_path, files), DPU)), "processors").advice
+    )
+    assert named(list(examine(machine(tmp_path, files), HOST)), "processors").level is Level.OK
 
 
 def test_an_empty_tree_raises_nothing(tmp_path: Path) -> None:
@@ -151,6 +225,8 @@ def test_the_command_works_on_this_machine_and_refuses_what_it_does_not_know() -
     assert done.returncode == 0, done.stderr
     assert {"kernel", "clock", "processors"} <= {row["check"] for row in json.loads(done.stdout)}
     assert purpose_of("verbs", "none", "x:1") == Purpose("verbs", "none", "x:1")
+    assert purpose_of("verbs", "none", "").listen == purpose_of("shm", "cuda", "").listen == "127.0.0.1:50051"
+    assert purpose_of("verbs", "cuda", "").listen == ""  # no client calls the engine's machine
     for flag, words in (("--engine=tpu", "--engine is 'tpu'"), ("--transport=tcp", "--transport is 'tcp'")):
         refused = blink("doctor", flag)
         assert refused.returncode == 1
