@@ -1,9 +1,9 @@
-"""Waiting for reads without holding up the event loop."""
+"""Waiting for the transport without holding up the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.ring.transport import PendingRead, Transport
 
@@ -17,8 +17,17 @@ async def arrive(transport: Transport, reads: Sequence[PendingRead]) -> None:
     A read over a good link is back within a few turns of the event loop; when it is not, turns with a rest between
     leave the CPU to others until the link answers or is given up.
     """
+    await _until(lambda: all(read.done for read in reads), transport)
+
+
+async def room(transport: Transport) -> None:
+    """Return once the transport takes writes without waiting for earlier ones. Raises TransportLostError."""
+    await _until(lambda: not transport.busy, transport)
+
+
+async def _until(true: Callable[[], bool], transport: Transport) -> None:
     turns = 0
-    while not all(read.done for read in reads):
+    while not true():
         transport.progress()
         await asyncio.sleep(0 if turns < QUICK_TURNS else SLOW_TURN)
         turns += 1

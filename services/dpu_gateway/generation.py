@@ -152,6 +152,7 @@ class Generations:
         try:
             prompt = await _encode(request, session.model)
             budget = token_budget(request, len(prompt), session.model.limits)
+            await session.room()
             if self.link.session is not session:
                 raise UnavailableError("the engine was lost before the request began", self._retry_after)
             return session.submit(name, request, slot, prompt, budget), len(prompt)

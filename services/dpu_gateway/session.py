@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.dpu_gateway.arena import Arena
-from services.dpu_gateway.arrival import arrive
+from services.dpu_gateway.arrival import arrive, room
 from services.dpu_gateway.cadence import Cadence
 from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError
 from services.dpu_gateway.liveness import Liveness
@@ -99,6 +99,10 @@ class Session:
     def _unname(self, name: RequestName) -> None:
         del self._streams[name]
         self._early_aborts.discard(name)
+
+    async def room(self) -> None:
+        """Await it before ``submit``: over a link that does not keep up, its writes would wait. Raises RingError."""
+        await room(self._transport)
 
     def submit(self, name: RequestName, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
         """Write the request into the lane. The reservation becomes the stream's.

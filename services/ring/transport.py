@@ -80,6 +80,11 @@ class Transport(ABC):
     def progress(self) -> None:  # noqa: B027 (a transport whose reads are done at once has nothing to do)
         """Finish the reads whose data has come. Never waits."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether so much is under way that a few more writes may have to wait for it, until ``progress`` ends some."""
+        return False
+
     def complete(self, reads: Iterable[PendingRead]) -> None:
         """Return when all of them are done."""
         for read in reads:

@@ -56,3 +56,20 @@ async def test_a_step_costs_one_bulk_read_at_most_and_a_request_two_writes_and_i
     assert 2 * REQUESTS <= writes <= 2 * REQUESTS + REQUESTS // SLOTS + renewals
     looks = [length for offset, length in transport.started if offset == info.geometry.outbound(0)]
     assert set(looks) == {LINE_BYTES}
+
+
+async def test_free_slots_cost_one_read_for_as_many_requests_as_there_are_slots_to_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    CountingTransport.made = []
+    monkeypatch.setattr("services.dpu_gateway.attach.ShmTransport", CountingTransport)
+    info = ring_info(slots_per_lane=SLOTS)
+    async with gateway(info=info) as system:
+        (transport,) = CountingTransport.made
+        for _ in range(REQUESTS):
+            request = text_request(stop=max_tokens(3))
+            assert (await collect(system.inference().Generate(request))).code is grpc.StatusCode.OK
+        statuses = info.geometry.slot_status(system.session.lane.lane)
+        reads = [length for offset, length in transport.started if offset == statuses]
+    assert set(reads) == {8 * SLOTS}
+    assert len(reads) <= REQUESTS // (SLOTS - 1)  # the last one's slot may still be the engine's

@@ -28,6 +28,7 @@ class SlowTransport(ShmTransport):
     them under way and notes who waits for one without letting others run."""
 
     made: list[SlowTransport]
+    busy = False
     silent_from: int | None = None  # which of a new one's reads is the first that does not come back
 
     def __init__(self, path: str | Path) -> None:
@@ -159,3 +160,20 @@ async def test_attaching_over_a_silent_link_leaves_the_event_loop_to_others(
         monkeypatch.setattr(SlowTransport, "silent_from", None)
         transports[-1].cut = True
         await until(lambda: system.workers[0].link.session is not None)
+
+
+async def test_requests_wait_for_a_link_that_does_not_keep_up_and_nothing_else_does(
+    transports: list[SlowTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway() as system:
+        (transport,) = transports
+        monkeypatch.setattr(SlowTransport, "busy", True)
+        writes = transport.counters.writes
+        streams = [asyncio.create_task(collect(system.inference().Generate(text_request()))) for _ in range(3)]
+        await until(lambda: system.session.free_slots == system.session.geometry.slots_per_lane - 3)
+        before = transport.turns
+        await until(lambda: transport.turns > before + 300)
+        assert not any(stream.done() for stream in streams)
+        assert transport.counters.writes <= writes + 2  # renewals of the lease
+        monkeypatch.setattr(SlowTransport, "busy", False)
+        assert {result.code for result in await asyncio.gather(*streams)} == {grpc.StatusCode.OK}

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import grpc
 import pytest
+from blink.v1 import control_pb2
 
+from services.common.runtime import ring_path
+from services.ring.header import read_ring_info, read_status
+from services.ring.schema import LanePhase
+from services.ring.shm import ShmTransport
 from tests.e2e.conftest import Launch
 from tests.e2e.product import Product, Stream, request, until
 
@@ -94,6 +100,49 @@ def test_a_killed_gateway_loses_its_own_streams_alone_and_comes_back(launch: Lau
     until(lambda: product.load().free_slots == start.free_slots and product.load().running_requests == 0)
     assert product.load().free_kv_pages == start.total_kv_pages
     assert [lane.attached for lane in product.load().lanes].count(True) == 2
+    assert product.stop() == 0
+    assert product.left_behind() == []
+
+
+def test_an_engine_that_is_stopped_for_a_while_ends_streams_and_serves_again_when_it_goes_on(launch: Launch) -> None:
+    product = launch()
+    with product.channel() as channel:
+        expected = Stream(channel, request("hello", 8)).join().ids
+        streams = [Stream(channel, request("hello", 4000)) for _ in range(3)]
+        for stream in streams:
+            stream.wait_for_tokens()
+        stopped_at = time.monotonic()
+        product.bootstrap.suspend()
+        for stream in streams:
+            stream.join()
+            assert stream.code is grpc.StatusCode.UNAVAILABLE, stream.details
+            assert stream.ended_at - stopped_at < PROMISED_SECONDS + BUSY_MACHINE_SECONDS
+        assert product.load().engine_state == control_pb2.ENGINE_STATE_UNREACHABLE
+        product.bootstrap.resume()
+        until(lambda: product.load().engine_state == control_pb2.ENGINE_STATE_READY)
+        assert Stream(channel, request("hello", 8)).join().ids == expected  # and nothing of what was under way
+        until(lambda: product.load().running_requests == 0)
+
+
+def test_a_gateway_that_is_stopped_for_longer_than_its_lease_ends_its_streams_and_gets_its_lane_again(
+    launch: Launch,
+) -> None:
+    product = launch("--set", "bootstrap.lanes=1")
+    with product.channel() as channel:
+        expected = Stream(channel, request("hello", 8)).join().ids
+        stream = Stream(channel, request("hello", 4000))
+        stream.wait_for_tokens()
+        gateway = product.gateway(0)
+        gateway.suspend()
+        with closing(ShmTransport(ring_path(product.instance))) as ring:
+            geometry = read_ring_info(ring).geometry
+            until(lambda: read_status(ring, geometry).lanes["phase"].tolist() == [LanePhase.FREE])
+            until(lambda: int(read_status(ring, geometry).counters["running"]) == 0)
+        gateway.resume()
+        stream.join()
+        assert stream.code is grpc.StatusCode.UNAVAILABLE, stream.details
+        until(lambda: product.load().engine_state == control_pb2.ENGINE_STATE_READY)
+        assert Stream(channel, request("hello", 8)).join().ids == expected
     assert product.stop() == 0
     assert product.left_behind() == []
 

@@ -26,6 +26,9 @@ CLEAR_MARGIN = 0.05  # of logits, above which the order of summation can't chang
 LOSS_LIMIT = 8.0  # seconds from a loss to the status of the last stream: retries end after 2 s, processors are slow
 
 
+FLAPS = 4  # of the link, a second each
+
+
 def clear_prefix(golden: dict[str, list[float]], at_most: int) -> int:
     """How many of its tokens are beyond doubt."""
     unclear = (index for index, margin in enumerate(golden["margins"]) if margin <= CLEAR_MARGIN)
@@ -98,6 +101,9 @@ def test_a_cut_link_ends_streams_as_unavailable_and_the_gateway_comes_back_by_it
             assert [event["cause"] for event in deployment.gateway.events if "cause" in event] == ["RETRY_EXC_ERR"]
             refused = ask(channel, [28], 2).join()
             assert refused.code is grpc.StatusCode.UNAVAILABLE
+            for end in ("up", "down") * FLAPS:  # too short to attach, long enough to begin
+                subprocess.run(["sh", LINK, end], check=True)
+                time.sleep(1)
         finally:
             subprocess.run(["sh", LINK, "up"], check=True)
         deployment.gateway.wait_for("attached", 2)

@@ -54,7 +54,7 @@ def test_thousands_of_writes_of_all_sizes_arrive_whole_and_in_order(connect: Con
     """Many times the depth of the queue and the size of staging, without a read between."""
     rng = random.Random(1)
     arena, size = GEOMETRY.arena(0), GEOMETRY.arena_bytes
-    with connect() as transport:
+    with connect(depth=128) as transport:
         for _ in range(6):  # each longer than staging, together more than the link takes before it answers
             expected = bytearray(rng.randbytes(size))
             transport.write(arena, bytes(expected))
@@ -215,6 +215,45 @@ def test_a_wrong_key_is_named_with_its_status(connect: Connect) -> None:
         with pytest.raises(CompletionError, match=r"REM_ACCESS_ERR \(status 10\)") as caught:
             transport.read(0, 64)
         assert caught.value.status is CompletionStatus.REM_ACCESS_ERR
+
+
+def test_keys_of_an_earlier_connection_open_nothing_on_a_later_one(connect: Connect, host: HostProcess) -> None:
+    """A gateway that attaches again, and goes on with what it was granted before."""
+    with connect() as first:
+        first.flush()
+        old = first.grant
+        with connect(0, lambda grant: dataclasses.replace(grant, header=old.header, inbound=old.inbound)) as second:
+            before = host.digest(GEOMETRY.arena(0), 64)
+            second.write(GEOMETRY.arena(0), b"\xff" * 64)
+            with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
+                second.flush()
+            assert host.digest(GEOMETRY.arena(0), 64) == before
+        with pytest.raises(
+            CompletionError, match="RETRY_EXC_ERR"
+        ):  # the first connection ended with the second's grant
+            first.flush()
+
+
+def test_a_dead_link_is_busy_long_before_a_write_would_have_to_wait(connect: Connect) -> None:
+    with connect(depth=128, ack_timeout=17) as transport:  # 7 sendings of 537 ms
+        transport.flush()
+        subprocess.run(["sh", LINK, "down"], check=True)
+        try:
+            start = time.monotonic()
+            count = 0
+            while not transport.busy:
+                transport.write(GEOMETRY.arena(0) + 8 * count, count.to_bytes(8, "little"), flag=True)
+                count += 1
+            for _ in range(60):  # what requests under way may still need: one write each to cancel them
+                transport.write(GEOMETRY.arena(0) + 8 * count, count.to_bytes(8, "little"), flag=True)
+                count += 1
+            assert time.monotonic() - start < 0.5  # less than until the first sending again
+        finally:
+            subprocess.run(["sh", LINK, "up"], check=True)
+        transport.flush()
+        assert not transport.busy
+        expected = b"".join(number.to_bytes(8, "little") for number in range(count))
+        assert transport.read(GEOMETRY.arena(0), len(expected)) == expected
 
 
 def test_revoked_access_ends_the_transport_in_bounded_time(connect: Connect, host: HostProcess) -> None:

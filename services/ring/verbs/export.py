@@ -48,7 +48,7 @@ class LaneExport:
         if isinstance(part, HostPart):
             memory = part.region[inside : inside + length]
             region, address = self._queue_pair.register(memory, access), memory.ctypes.data
-        else:  # pyverbs names the bytes of such a region by their offset in the descriptor's memory
-            region, address = self._queue_pair.register_dma_buf(part.fd, inside, length, access), inside
+        else:
+            region, address = self._queue_pair.register_dma_buf(part.fd, inside, length, access)
         self._regions.append(region)
         return RemoteRegion(offset, length, address, region.rkey, writable)

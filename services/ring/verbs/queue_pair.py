@@ -31,7 +31,7 @@ class VerbsSetupError(RingError):
 
 @dataclass(frozen=True)
 class QueuePairLimits:
-    depth: int = 128  # work requests in the send queue
+    depth: int = 512  # work requests in the send queue
     inline_bytes: int = 64  # longest write that travels in its work request
     ack_timeout: int = 14  # 4.096 us * 2**ack_timeout until a packet is sent again: 67 ms
     retries: int = 6  # then RETRY_EXC_ERR; not 7, which rdma_rxe takes for ever
@@ -77,10 +77,15 @@ class QueuePair:
                 f"can't register {memory.size} bytes with {self._device.name}: {error}; is RLIMIT_MEMLOCK large enough?"
             ) from error
 
-    def register_dma_buf(self, fd: int, offset: int, length: int, access: int) -> Any:
-        """Register memory that is not this process's, such as a GPU's, by its dma-buf descriptor; pyverbs' DmaBufMR."""
+    def register_dma_buf(self, fd: int, offset: int, length: int, access: int) -> tuple[Any, int]:
+        """Register memory that is not this process's, such as a GPU's, by its dma-buf descriptor.
+
+        Returns pyverbs' DmaBufMR, and the address by which peers name its first byte. That address (``iova`` of
+        libibverbs' ibv_reg_dmabuf_mr) is free to choose there, but pyverbs takes no such argument: in every version it
+        passes the offset.
+        """
         try:
-            return DmaBufMR(self._domain, length, access, dmabuf=fd, offset=offset)
+            return DmaBufMR(self._domain, length, access, dmabuf=fd, offset=offset), offset
         except PyverbsRDMAError as error:
             raise VerbsSetupError(
                 f"can't register {length} bytes of GPU memory (dma-buf) with {self._device.name}: {error}; it needs "

@@ -162,6 +162,12 @@ class VerbsTransport(Transport):
             pass
         self._give_up_if_late()
 
+    @property
+    def busy(self) -> bool:
+        """Half of the send queue or of the staging buffer is under way."""
+        queue, staging = self._posted - self._retired, self._staging.taken - self._staging.freed
+        return queue >= self._depth // 2 or staging >= self._staging.size // 2
+
     def complete(self, reads: Iterable[PendingRead]) -> None:
         if any(not read.done for read in reads):
             self._wait(self._signalled[-1].number)
