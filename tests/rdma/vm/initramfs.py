@@ -16,7 +16,7 @@ from tests.rdma.vm.packages import MachineUnavailableError
 # crc32_generic is no dependency of rdma_rxe, but its first `rdma link add` asks for it.
 MODULES = ("virtio_pci", "9p", "9pnet_virtio", "crc32_generic", "ib_uverbs", "rdma_rxe", "veth")
 _KEPT = ("bin", "sbin", "etc", "lib", "lib64", "usr/bin", "usr/sbin", "usr/lib")
-_LEFT_OUT = ("lib/modules", "usr/lib/x86_64-linux-gnu/perl")
+_LEFT_OUT = ("lib/modules", "lib/udev", "usr/lib/x86_64-linux-gnu/perl", "usr/lib/x86_64-linux-gnu/gconv")
 _FOLDERS = ("dev", "proc", "sys", "tmp", "root", "run")
 
 
