@@ -33,6 +33,12 @@ def device() -> Device:
         pytest.skip(f"needs a CUDA GPU: {error}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def on_a_gpu(device: Device) -> Device:
+    """So that no test here runs without one, whatever it asks for."""
+    return device
+
+
 @pytest.fixture(scope="session")
 def stream(device: Device) -> Stream:
     from services.gpu_engine.cuda.driver import Stream  # noqa: PLC0415
