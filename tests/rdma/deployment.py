@@ -20,6 +20,8 @@ from tests.support.certificates import Authority
 HOST_ADDRESS = "10.77.0.2:7000"
 API_ADDRESS = "10.77.0.1:50051"
 TIME_LIMIT = 240.0  # seconds that anything may take on slow processors
+SETTLED_SECONDS = 6.0  # retries over a link that is down end after 2
+_LINK_EVENTS = {"attached", "engine_unavailable"}
 TOKENS_IN_ENGINE = 1024
 
 
@@ -52,6 +54,23 @@ class Side:
                 return found[count - 1]
             assert self.process.poll() is None, self.events[-5:]
             assert time.monotonic() < deadline, (name, self.events[-5:])
+            time.sleep(0.02)
+
+    def count(self, name: str) -> int:
+        return sum(event["event"] == name for event in list(self.events))
+
+    def wait_until_settled(self) -> None:
+        """Attached, and not lost again within the time in which a loss shows: an attachment may have begun on a link
+        that was down again before it ended."""
+        deadline = time.monotonic() + TIME_LIMIT
+        changes, since = 0, time.monotonic()
+        while True:
+            found = [event["event"] for event in list(self.events) if event["event"] in _LINK_EVENTS]
+            if len(found) != changes:
+                changes, since = len(found), time.monotonic()
+            if found[-1:] == ["attached"] and time.monotonic() - since > SETTLED_SECONDS:
+                return
+            assert time.monotonic() < deadline, self.events[-5:]
             time.sleep(0.02)
 
     def kill(self) -> None:
