@@ -6,7 +6,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from services.common.logging import get_logger
 from services.gpu_engine.cuda.compiler import write_whole
+
+log = get_logger(component="cuda_engine")
 
 
 class KeptChoices:
@@ -24,7 +27,7 @@ class KeptChoices:
         self._choices: dict[str, str] = {}
         self._changed = False
         if self._file and self._file.is_file():
-            self._choices = json.loads(self._file.read_text())["choices"]
+            self._choices = _read(self._file)
 
     def get(self, what: object) -> str | None:
         return self._choices.get(str(what))
@@ -37,3 +40,13 @@ class KeptChoices:
         if self._file and self._changed:
             write_whole(self._file, json.dumps({"made with": self._made_with, "choices": self._choices}).encode())
             self._changed = False
+
+
+def _read(file: Path) -> dict[str, str]:
+    """Nothing, when the file is not what ``write`` writes: measuring anew costs seconds, and replaces it."""
+    try:
+        choices = json.loads(file.read_bytes())["choices"]
+        return {str(what): str(choice) for what, choice in choices.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        log.warning("kept_choices_unreadable", file=str(file))
+        return {}

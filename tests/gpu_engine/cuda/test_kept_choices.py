@@ -48,3 +48,17 @@ def test_without_a_folder_choices_last_as_long_as_the_process() -> None:
     choices.add(SHAPE, "fast")
     choices.write()
     assert choices.get(SHAPE) == "fast"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"choices": 3}', b'{"choices": null}'])
+def test_a_file_that_cannot_be_read_is_measured_anew_and_replaced(tmp_path: Path, content: bytes) -> None:
+    first = KeptChoices(tmp_path, "H200, 13.0")
+    first.add(SHAPE, "fast")
+    first.write()
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(content)
+    second = KeptChoices(tmp_path, "H200, 13.0")
+    assert second.get(SHAPE) is None
+    second.add(SHAPE, "faster")
+    second.write()
+    assert KeptChoices(tmp_path, "H200, 13.0").get(SHAPE) == "faster"
