@@ -16,15 +16,7 @@ from services.gpu_engine.cuda.fp8_matrix import SCALE_COLUMNS, Fp8Matrix
 from services.gpu_engine.cuda.geometry import BF16_BYTES
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import THREADS, CProblem, width_of
-from services.gpu_engine.cuda.skinny_schedule import (
-    BARRIER_BYTES,
-    MOST_SHARED_BYTES,
-    MOST_STAGES,
-    RING_BYTES,
-    ROW_BYTES,
-    WIDTHS,
-    schedules,
-)
+from services.gpu_engine.cuda.skinny_schedule import MOST_SHARED_BYTES, WIDTHS, Schedule, schedules
 from services.gpu_engine.cuda.tensor_map import CTensorMap, cached_map
 
 DEPTH = SCALE_COLUMNS  # columns of a stage: kFp8Depth
@@ -78,9 +70,9 @@ class Fp8Products:
             dequantized = self.dequantize(stream, weight, rows=n, columns=k)
             self._products.matmul(stream, x, dequantized, out, m=m, n=n, k=k)
             return
-        rows = schedules(n, self._multiprocessors)[0].rows
-        weight_map = cached_map(weight.codes, (k // 2, n), (k,), (DEPTH // 2, rows))  # in pairs of codes
-        self._launch(stream, "skinny_fp8_store", (x, out), weight, weight_map, weight_rows=n, rows=rows, m=m, n=n, k=k)
+        plan = schedules(n, self._multiprocessors)[0]
+        weight_map = cached_map(weight.codes, (k // 2, n), (k,), (DEPTH // 2, plan.rows))  # in pairs of codes
+        self._launch(stream, "skinny_fp8_store", (x, out), weight, weight_map, plan=plan, weight_rows=n, m=m, n=n, k=k)
 
     def fuses_swiglu(self, m: int) -> bool:
         """Whether ``swiglu`` can be used for so many tokens."""
@@ -91,11 +83,11 @@ class Fp8Products:
 
         Bit for bit what ``matmul`` and the SwiGLU kernel make of it.
         """
-        rows = schedules(2 * n, self._multiprocessors)[0].rows
+        plan = schedules(2 * n, self._multiprocessors)[0]
         shape, strides = (k // 2, 8, 2, n // 8), (k, n * k, 8 * k)  # rows of eight, the gate's and up's in turn
-        weight_map = cached_map(weight.codes, shape, strides, (DEPTH // 2, 8, 2, rows // 16))
+        weight_map = cached_map(weight.codes, shape, strides, (DEPTH // 2, 8, 2, plan.rows // 16))
         self._launch(
-            stream, "skinny_fp8_swiglu", (x, out), weight, weight_map, weight_rows=2 * n, rows=rows, m=m, n=n, k=k
+            stream, "skinny_fp8_swiglu", (x, out), weight, weight_map, plan=plan, weight_rows=2 * n, m=m, n=n, k=k
         )
 
     def dequantize(self, stream: Stream, weight: Fp8Matrix, *, rows: int, columns: int) -> int:
@@ -114,31 +106,35 @@ class Fp8Products:
         weight: Fp8Matrix,
         weight_map: CTensorMap,
         *,
+        plan: Schedule,
         weight_rows: int,
-        rows: int,
         m: int,
         n: int,
         k: int,
     ) -> None:
         """One launch for each PASS_TOKENS tokens."""
         x, out = operands
-        tiles = -(-weight_rows // rows)
-        run = -(-tiles // self._multiprocessors)
         for first in range(0, m, PASS_TOKENS):
             tokens = min(PASS_TOKENS, m - first)
             width = width_of(tokens)
-            stage_bytes = (rows + 2 * width) * ROW_BYTES
-            stages = min(MOST_STAGES, RING_BYTES // stage_bytes)
-            problem = CProblem(tokens=tokens, outputs=n, rows=rows, run=run, chunks=-(-k // DEPTH), stages=stages)
+            stage_rows = width * DEPTH // X_COLUMNS  # of activations: a row of them takes as many as it has boxes
+            problem = CProblem(
+                tokens=tokens,
+                outputs=n,
+                rows=plan.rows,
+                run=plan.run,
+                chunks=-(-k // DEPTH),
+                stages=plan.stages(stage_rows),
+            )
             row = x + BF16_BYTES * k * first
             x_map = cached_map(row, (k, tokens), (BF16_BYTES * k,), (X_COLUMNS, width))
             target = pointer(out + BF16_BYTES * n * first)
             self._kernels[width, name].launch(
                 stream,
-                (-(-tiles // run), 1, 1),
+                (plan.blocks(weight_rows), 1, 1),
                 THREADS,
                 (weight_map, x_map, _matrix(weight, weight_rows), problem, target),
-                BARRIER_BYTES + stages * stage_bytes,
+                plan.shared_bytes(stage_rows),
             )
 
 
