@@ -32,6 +32,7 @@ def memory_parts(
     """Bytes of device memory by what they are for, the control loop's own aside; ``fp8`` as of DeviceWeights."""
     with measuring() as step:
         Activations.allocate(geometry, limits)
+        compared = max(step)  # a product's result, once more, while ways to compute it are compared
         AttentionWork(geometry, limits)
         if geometry.config.mixture:
             MixtureMemory(geometry.config, limits)
@@ -39,6 +40,7 @@ def memory_parts(
         "weights": weight_bytes(layers, fp8) + scratch_bytes(layers, fp8),
         KV_CACHE: pages * geometry.page_bytes,
         "largest step": sum(step),
+        "choosing products": compared,
         "sampling": marks_bytes(geometry.config.vocabulary, limits.rows),
         "libraries and graphs": LIBRARY_BYTES,
     }

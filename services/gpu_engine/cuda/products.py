@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,19 +98,16 @@ class MatrixProducts:
         Raises:
             DriverError: there is no way to compute one of them in the engine's order.
         """
+        if not seen:
+            return
         stream = Stream()
         # Also loads all their kernels, which waits for whatever runs on the device.
         ways = {shape: self._in_order(stream, shape, operands[0]) for shape, operands in seen.items()}
-        most = max((shape.out_bytes for shape in seen), default=0)
-        out = Buffer(most, "products that are being compared")
+        out = Buffer(max(shape.out_bytes for shape in seen), "products that are being compared")
         with holds.occupied_multiprocessor():
             for shape, operands in seen.items():
                 turns = [operand._replace(out=out.pointer) for operand in operands]
-
-                def seconds(way: str, shape: Shape = shape, turns: list[Operands] = turns) -> float:
-                    return self._seconds(stream, holds, shape, turns, way)
-
-                self._ways[shape] = fastest(ways[shape], seconds)
+                self._ways[shape] = fastest(ways[shape], partial(self._seconds, stream, holds, shape, turns))
                 self._kept.add(shape, self._ways[shape])
 
     def keep(self) -> None:
@@ -142,26 +140,20 @@ class MatrixProducts:
 
     def _in_order(self, stream: Stream, shape: Shape, operands: Operands) -> list[str]:
         """The candidates that give the skinny kernel's bits."""
-        candidates = self._candidates(shape)
-        rows = min(shape.m, CHECKED_ROWS)
+        candidates, few = self._candidates(shape), shape._replace(m=min(shape.m, CHECKED_ROWS))
         out = Buffer(shape.out_bytes, "a product that is being checked")
 
-        def first_rows(launch: Callable[[Operands], None]) -> NDArray[np.uint8]:
+        def first_rows(shape: Shape, way: str) -> NDArray[np.uint8]:
             out.fill(0xFF)  # NaN
-            launch(operands._replace(out=out.pointer))
+            self._launch(stream, shape, operands._replace(out=out.pointer), way)
             stream.synchronize()
-            return out.download(np.uint8, (shape._replace(m=rows).out_bytes,))
+            return out.download(np.uint8, (few.out_bytes,))
 
-        def by(way: str, shape: Shape = shape) -> NDArray[np.uint8]:
-            return first_rows(lambda at: self._launch(stream, shape, at, way))
-
+        found = {way: first_rows(shape, way) for way in candidates}
         if self._skinny is None:
-            for way in candidates:
-                by(way)
             return candidates
-        few = shape._replace(m=rows)
-        expected = by(self._candidates(few)[0], few)
-        same = [way for way in candidates if np.array_equal(by(way), expected)]
+        expected = first_rows(few, self._candidates(few)[0])
+        same = [way for way, rows in found.items() if np.array_equal(rows, expected)]
         if not same:
             raise DriverError("cuBLASLt", "no algorithm with sequential sums", f"for {shape}")
         return same
