@@ -3,7 +3,7 @@
 #pragma once
 
 #include "mma.cuh"
-#include "skinny_problem.cuh"
+#include "skinny_pipeline.cuh"
 #include "swiglu.cuh"
 
 namespace blink {

@@ -9,29 +9,16 @@
 // conflict. Bound by memory: 1 byte a weight, and 4 for each 128 where scales are of blocks.
 #pragma once
 
-#include "dependent_launch.cuh"
 #include "fp8_matrix.cuh"
 #include "mma.cuh"
-#include "skinny_problem.cuh"
-#include "tma.cuh"
+#include "skinny_pipeline.cuh"
 #include "wgmma_narrow.cuh"
 
 namespace blink {
 
-inline constexpr u32 kFp8Depth = kScaleColumns;          // columns of a stage
-inline constexpr u32 kSteps = kFp8Depth / 16;            // products of a stage
-inline constexpr u32 kTokenBytes = kTokens * kRowBytes;  // of X for 64 columns
-
-struct Fp8Ring {
-  SkinnyBarriers& barriers;
-  u32 stages, weight_bytes;
-
-  __device__ u32 stage_bytes() const { return weight_bytes + 2 * kTokenBytes; }
-  __device__ unsigned char* weight(u32 stage) const {
-    return reinterpret_cast<unsigned char*>(&barriers + 1) + stage * stage_bytes();
-  }
-  __device__ unsigned char* x(u32 stage) const { return weight(stage) + weight_bytes; }
-};
+inline constexpr u32 kFp8Depth = kScaleColumns;         // columns of a stage
+inline constexpr u32 kSteps = kFp8Depth / 16;           // products of a stage
+inline constexpr u32 kBoxes = kFp8Depth / kBoxColumns;  // of X in a stage
 
 // How W lies in a tile, see Plain and Gated of skinny_gemm.cuh; the map of W counts pairs of codes. Of a warp's 16 rows
 // from `first` on, `half` is the first or second eight: which output they belong to, and which row of W they are.
@@ -50,33 +37,6 @@ struct Fp8Gated {
   __device__ static u32 output(u32 first, u32, u32 g) { return first / 2 + g; }
   __device__ static u32 row(const Problem& problem, u32 output, u32 half) { return half * problem.outputs + output; }
 };
-
-template <class Layout>
-__device__ inline void produce_fp8(const Fp8Ring& ring, const TensorMap& weight, const TensorMap& x,
-                                   const Problem& problem) {
-  const u32 count = problem.run * problem.chunks, first = min(count, ring.stages);
-  Cursor at{blockIdx.x * problem.run * problem.rows};
-  const auto copy_weight = [&](u32 stage) {
-    ring.barriers.full[stage].arrive_expecting(ring.stage_bytes());
-    Layout::copy(ring.weight(stage), weight, ring.barriers.full[stage], at);
-  };
-  const auto copy_x = [&](u32 stage, u32 chunk) {
-    copy_box(ring.x(stage), x, ring.barriers.full[stage], chunk * kFp8Depth, 0);
-    copy_box(ring.x(stage) + kTokenBytes, x, ring.barriers.full[stage], chunk * kFp8Depth + kFp8Depth / 2, 0);
-  };
-
-  let_successor_begin();
-  for (u32 i = 0; i < first; ++i, at.advance(problem)) copy_weight(i);
-  prefetch_map(x);
-  wait_for_predecessor();
-  for (u32 i = 0; i < first; ++i) copy_x(i, i % problem.chunks);
-  Slot slot{first == ring.stages ? 0 : first, 0};
-  for (u32 i = first; i < count; ++i, at.advance(problem), slot.advance(ring.stages)) {
-    ring.barriers.empty[slot.stage].wait(slot.parity);
-    copy_weight(slot.stage);
-    copy_x(slot.stage, at.chunk);
-  }
-}
 
 using Fragments = u32[kSteps][4];
 
@@ -97,7 +57,7 @@ __device__ inline void load_fragments(Fragments& a, const unsigned char* tile, u
 }
 
 template <class Layout, class Ending>
-__device__ inline void consume_fp8(const Fp8Ring& ring, const Fp8Matrix& matrix, const Problem& problem,
+__device__ inline void consume_fp8(const Ring<kBoxes>& ring, const Fp8Matrix& matrix, const Problem& problem,
                                    const Ending& ending) {
   const u32 lane = threadIdx.x % 32;
   const u32 row = threadIdx.x / 32 * 16;  // this warp's first, of the tile
@@ -146,23 +106,8 @@ __device__ inline void consume_fp8(const Fp8Ring& ring, const Fp8Matrix& matrix,
 template <class Layout, class Ending>
 __device__ inline void skinny_fp8(unsigned char* memory, const TensorMap& weight, const TensorMap& x,
                                   const Fp8Matrix& matrix, const Problem& problem, const Ending& ending) {
-  const Fp8Ring ring{*reinterpret_cast<SkinnyBarriers*>(memory), problem.stages, problem.rows * kRowBytes};
-  const u32 groups = (problem.rows + kGroupRows - 1) / kGroupRows;
-  if (threadIdx.x == 0) {
-    for (u32 i = 0; i < problem.stages; ++i) {
-      ring.barriers.full[i].init(1);
-      ring.barriers.empty[i].init(groups * 4);
-    }
-    fence_barrier_init();
-  }
-  __syncthreads();
-  const u32 warp = threadIdx.x / 32;
-  if (warp == kProducerWarp) {
-    if (threadIdx.x % 32 == 0) produce_fp8<Layout>(ring, weight, x, problem);
-  } else {
-    wait_for_predecessor();
-    if (warp < groups * 4) consume_fp8<Layout>(ring, matrix, problem, ending);
-  }
+  run_pipeline<Layout, kBoxes>(memory, weight, x, problem,
+                               [&](const Ring<kBoxes>& ring) { consume_fp8<Layout>(ring, matrix, problem, ending); });
 }
 
 }  // namespace blink

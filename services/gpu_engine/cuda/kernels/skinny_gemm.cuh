@@ -10,28 +10,17 @@
 // Bound by memory: 2 bytes a weight.
 #pragma once
 
-#include "dependent_launch.cuh"
 #include "mma.cuh"
-#include "skinny_problem.cuh"
+#include "skinny_pipeline.cuh"
 #include "wgmma_narrow.cuh"
 
 namespace blink {
 
-inline constexpr u32 kDepth = 64;  // columns of a stage
+inline constexpr u32 kDepth = kBoxColumns;  // columns of a stage
 static_assert(kRowBytes == 2 * kDepth);
 
-// A stage is `rows` rows of W, then kTokens of X. Products of fewer rows than a warpgroup's 64 read on
-// into whatever follows, which makes rows of sums that nobody looks at; that much room is behind the ring.
-struct Ring {
-  SkinnyBarriers& barriers;
-  u32 stages, weight_bytes;
-
-  __device__ u32 stage_bytes() const { return weight_bytes + kTokens * kRowBytes; }
-  __device__ unsigned char* weight(u32 stage) const {
-    return reinterpret_cast<unsigned char*>(&barriers + 1) + stage * stage_bytes();
-  }
-  __device__ unsigned char* x(u32 stage) const { return weight(stage) + weight_bytes; }
-};
+// Products of fewer rows than a warpgroup's 64 read on into whatever follows a stage's rows, which makes rows of sums
+// that nobody looks at; that much room is behind the ring.
 
 // How W lies in a tile. Rows alternate in a gated product, W being gate over up: eight of the gate's, then the same
 // eight of up's. So a thread's sums hold both of an output, `gate = sums[4n + k]`, `up = sums[4n + 2 + k]`.
@@ -47,33 +36,8 @@ struct Gated {
   }
 };
 
-template <class Layout>
-__device__ inline void produce(const Ring& ring, const TensorMap& weight, const TensorMap& x, const Problem& problem) {
-  const u32 count = problem.run * problem.chunks, first = min(count, ring.stages);
-  Cursor at{blockIdx.x * problem.run * problem.rows};
-  const auto copy_weight = [&](u32 stage) {
-    ring.barriers.full[stage].arrive_expecting(ring.stage_bytes());
-    Layout::copy(ring.weight(stage), weight, ring.barriers.full[stage], at);
-  };
-  const auto copy_x = [&](u32 stage, u32 chunk) {
-    copy_box(ring.x(stage), x, ring.barriers.full[stage], chunk * kDepth, 0);
-  };
-
-  let_successor_begin();
-  for (u32 i = 0; i < first; ++i, at.advance(problem)) copy_weight(i);
-  prefetch_map(x);
-  wait_for_predecessor();
-  for (u32 i = 0; i < first; ++i) copy_x(i, i % problem.chunks);
-  Slot slot{first == ring.stages ? 0 : first, 0};
-  for (u32 i = first; i < count; ++i, at.advance(problem), slot.advance(ring.stages)) {
-    ring.barriers.empty[slot.stage].wait(slot.parity);
-    copy_weight(slot.stage);
-    copy_x(slot.stage, at.chunk);
-  }
-}
-
 template <class Ending>
-__device__ inline void consume(const Ring& ring, const Problem& problem, const Ending& ending) {
+__device__ inline void consume(const Ring<1>& ring, const Problem& problem, const Ending& ending) {
   const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const u32 row = threadIdx.x / 32 * 16;  // this warp's first, of the tile
   Slot slot, oldest;                      // oldest: the first not given back
@@ -103,23 +67,7 @@ __device__ inline void consume(const Ring& ring, const Problem& problem, const E
 template <class Layout, class Ending>
 __device__ inline void skinny_gemm(unsigned char* memory, const TensorMap& weight, const TensorMap& x,
                                    const Problem& problem, const Ending& ending) {
-  const Ring ring{*reinterpret_cast<SkinnyBarriers*>(memory), problem.stages, problem.rows * kRowBytes};
-  const u32 groups = (problem.rows + kGroupRows - 1) / kGroupRows;
-  if (threadIdx.x == 0) {
-    for (u32 i = 0; i < problem.stages; ++i) {
-      ring.barriers.full[i].init(1);
-      ring.barriers.empty[i].init(groups * 4);
-    }
-    fence_barrier_init();
-  }
-  __syncthreads();
-  const u32 warp = threadIdx.x / 32;
-  if (warp == kProducerWarp) {
-    if (threadIdx.x % 32 == 0) produce<Layout>(ring, weight, x, problem);
-  } else {
-    wait_for_predecessor();
-    if (warp < groups * 4) consume(ring, problem, ending);
-  }
+  run_pipeline<Layout, 1>(memory, weight, x, problem, [&](const Ring<1>& ring) { consume(ring, problem, ending); });
 }
 
 }  // namespace blink
