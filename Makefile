@@ -99,7 +99,7 @@ $(VENV)/.packages: requirements/dev.txt
 	  echo "blink needs more packages, installing:$$missing"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes$$missing >/dev/null; \
 	else echo "blink needs more packages: apt-get install$$missing"; exit 1; fi
-	@echo "installing Python packages into $(VENV): about 1.5 minutes, 0.9 GB"
+	@echo "installing Python packages into $(VENV): about 1.5 minutes, 1.4 GB"
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@touch $@

@@ -19,7 +19,8 @@ def require_free(ring: Path, instance: str) -> None:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CommandError(
-            f"instance {instance!r} runs already: stop it, or start another with --instance NAME --listen HOST:PORT"
+            f"instance {instance!r} runs already: stop it, or start another with --instance NAME --listen HOST:PORT "
+            "--http HOST:PORT"
         ) from None
     except OSError:
         return  # there is none, or bootstrap will say what is wrong with it

@@ -14,7 +14,7 @@ import typer
 
 from services.cli.bench.options import bench_command
 from services.cli.numbers import between
-from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS
+from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS, HTTP_ADDRESS_VARIABLE
 from services.common.errors import BlinkError
 
 app = typer.Typer(
@@ -78,7 +78,8 @@ def serve(
     instance: Annotated[
         str | None,
         typer.Option(
-            help="Name of this Blink; several run side by side, each with its own --listen.", show_default="default"
+            help="Name of this Blink; several run side by side, each with its own --listen and --http.",
+            show_default="default",
         ),
     ] = None,
     listen: Annotated[
@@ -187,7 +188,12 @@ def show_status(
 @app.command("top")
 def show_top(
     http: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HTTP address of a gateway: host:port, or https://host:port.")
+        str,
+        typer.Option(
+            envvar=HTTP_ADDRESS_VARIABLE,
+            metavar="ADDRESS",
+            help="HTTP address of a gateway: host:port, or https://host:port.",
+        ),
     ] = DEFAULT_HTTP_ADDRESS,
     interval: Annotated[
         float, typer.Option(parser=between(0.1, MAX_INTERVAL), metavar="SECONDS", help="Time between updates.")
@@ -209,14 +215,18 @@ def examine_machine(
     transport: Annotated[str, typer.Option(help="How gateways are to reach the engine: shm or verbs.")] = "shm",
     engine: Annotated[str, typer.Option(help="What is to run the model here: cpu, cuda or none.")] = "cpu",
     listen: Annotated[
-        str, typer.Option(help="Where clients are to call here.", show_default=f"{DEFAULT_ADDRESS}, of a gateway")
+        str, typer.Option(help="Where gRPC clients are to call here.", show_default=f"{DEFAULT_ADDRESS}, of a gateway")
+    ] = "",
+    http: Annotated[
+        str,
+        typer.Option(help="Where HTTP clients are to call here.", show_default=f"{DEFAULT_HTTP_ADDRESS}, of a gateway"),
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check what this machine has for the way Blink is to run on it; fails when something is missing."""
     from services.cli.doctor.doctor import doctor, purpose_of
 
-    doctor(purpose_of(transport, engine, listen), as_json=json)
+    doctor(purpose_of(transport, engine, listen, http), as_json=json)
 
 
 @app.command("tenants")

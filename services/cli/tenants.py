@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, cast
 
 from rich.console import Console, Group, RenderableType
@@ -32,7 +33,9 @@ def fetch(namespace: str | None, context: str | None) -> tuple[list[Json], list[
         from kubernetes import client, config  # noqa: PLC0415 (only this command needs it)
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
     except ImportError as error:
-        raise CommandError("`blink tenants` needs the kubernetes client: pip install 'blink[operator]'") from error
+        raise CommandError(
+            "`blink tenants` needs the kubernetes client: pip install '.[operator]' in Blink's checkout"
+        ) from error
 
     from services.colocation.names import GROUP, POOLS, TENANTS, VERSION  # noqa: PLC0415
 
@@ -49,13 +52,24 @@ def fetch(namespace: str | None, context: str | None) -> tuple[list[Json], list[
             else api.list_cluster_custom_object(GROUP, VERSION, TENANTS, _request_timeout=CALL_SECONDS)
         )
     except config.ConfigException as error:
-        raise CommandError(f"no cluster to ask: {error}; set KUBECONFIG or run it in a pod") from error
+        raise CommandError(_no_cluster(context, error)) from error
     except client.ApiException as error:
         hint = "; is Blink's chart installed?" if error.status == 404 else ""
         raise CommandError(f"the cluster refuses: {error.status} {error.reason}{hint}") from error
     except (HTTPError, OSError) as error:
-        raise CommandError(f"the cluster does not answer: {str(error).splitlines()[0]}") from error
+        where = client.Configuration.get_default_copy().host
+        raise CommandError(
+            f"no cluster answers at {where}: {str(error).splitlines()[0]}; is that the one you mean? KUBECONFIG and "
+            "--context choose another"
+        ) from error
     return cast(Json, pools)["items"], cast(Json, found)["items"]
+
+
+def _no_cluster(context: str | None, error: Exception) -> str:
+    """What was tried, and what to do."""
+    files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    tried = f"this is no pod, and {files} {'lacks context ' + repr(context) if context else 'names no cluster'}"
+    return f"no cluster to ask: {tried} ({error}); set KUBECONFIG to the file of one that runs Blink's chart"
 
 
 def render(pools: list[Json], things: list[Json]) -> RenderableType:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -119,6 +120,27 @@ def test_help_tells_the_defaults_that_hold() -> None:
     for default in (bootstrap.model, bootstrap.engine, bootstrap.instance, gateway.listen, gateway.http_listen):
         assert f"[default: ({default})]" in shown
     assert (gateway.listen, gateway.http_listen) == (DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        ("BLINK_ADDRESS", ["status"]),
+        ("BLINK_ADDRESS", ["generate", "x"]),
+        ("BLINK_ADDRESS", ["bench"]),
+        ("BLINK_HTTP_ADDRESS", ["top", "--once"]),
+    ],
+)
+def test_every_client_looks_where_the_environment_says(variable: str, command: list[str]) -> None:
+    done = blink(*command, environment={variable: "127.0.0.1:1"})
+    assert done.returncode == 1
+    assert "127.0.0.1:1" in done.stderr
+
+
+def test_no_message_names_a_package_of_somebody_elses() -> None:
+    """Blink is not on PyPI: what pip finds there under its name is a stranger's."""
+    services = Path(__file__).parents[2] / "services"
+    assert [path for path in services.rglob("*.py") if "pip install 'blink" in path.read_text()] == []
 
 
 def test_the_version_is_the_packages() -> None:

@@ -50,4 +50,16 @@ def test_an_empty_cluster_is_said_to_be_empty() -> None:
 
 def test_without_a_cluster_it_fails_in_one_line(tmp_path: Path) -> None:
     config = tmp_path / "none"
-    assert_one_line_failure(blink("tenants", environment={"KUBECONFIG": str(config)}), "no cluster to ask")
+    done = blink("tenants", environment={"KUBECONFIG": str(config)})
+    assert_one_line_failure(done, "no cluster to ask: this is no pod", str(config), "set KUBECONFIG")
+
+
+def test_a_cluster_that_does_not_answer_is_named_in_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "users: [{name: u, user: {}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+    )
+    done = blink("tenants", environment={"KUBECONFIG": str(config)})
+    assert_one_line_failure(done, "no cluster answers at http://127.0.0.1:1", "KUBECONFIG")

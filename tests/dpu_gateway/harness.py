@@ -159,17 +159,20 @@ class Gateway:
     async def start_worker(self) -> Worker:
         number = len(self.workers)
         address = f"unix:{self.directory / f'api-{number}.sock'}"
+        places = {"listen": address, "http_listen": f"unix:{self.http_socket(number)}"}
         settings = GatewaySettings(
             worker=number,
-            listen=address,
-            http_listen=f"unix:{self.http_socket(number)}",
             bootstrap=f"unix:{self.directory / 'bootstrap.sock'}",
-            **{"encode_threads": 1, "reattach_delay": 0.05, "watch_interval": 0.02, "drain_limit": 5.0} | self.settings,
+            **{"encode_threads": 1, "reattach_delay": 0.05, "watch_interval": 0.02, "drain_limit": 5.0}
+            | places
+            | self.settings,
         )
         worker = Worker(settings, self.directory)
         await worker.start()
         self.workers.append(worker)
-        self.channels.append(grpc.aio.insecure_channel(address))
+        listen = settings.listen
+        target = listen if listen.startswith("unix:") else f"127.0.0.1:{worker.port}"
+        self.channels.append(grpc.aio.insecure_channel(target))
         return worker
 
 

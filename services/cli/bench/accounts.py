@@ -57,7 +57,7 @@ class GpuEnergy:
         try:
             import pynvml  # noqa: PLC0415 - an optional extra
         except ImportError:
-            self.absent = "nvidia-ml-py is not installed: pip install 'blink[bench]'"
+            self.absent = "nvidia-ml-py is not installed: pip install '.[bench]' in Blink's checkout"
             return
         self._nvml = pynvml
         try:

@@ -183,5 +183,5 @@ def _write(report: Report, table: str, folder: Path, say: Callable[[str], None])
         plots = [path.name for path in plot(report, folder)]
     except ImportError:
         plots = []
-        say("no plots: matplotlib is not installed (pip install 'blink[bench]')")
+        say("no plots: matplotlib is not installed (pip install '.[bench]' in Blink's checkout)")
     say(f"written to {folder}: {', '.join([JSON_NAME, MARKDOWN_NAME, *plots])}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.numbers import between
-from services.cli.program import DEFAULT_ADDRESS
+from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from services.cli.bench.workload import Workload
@@ -53,7 +53,9 @@ Limit = Annotated[float | None, typer.Option(parser=between(1e-3, 1e7), metavar=
 
 
 def bench_command(
-    address: Annotated[str, typer.Option(help="Blink to measure by gRPC.")] = DEFAULT_ADDRESS,
+    address: Annotated[
+        str, typer.Option(envvar=ADDRESS_VARIABLE, help="Blink to measure by gRPC: host:port or unix:/path.")
+    ] = DEFAULT_ADDRESS,
     openai: Annotated[
         str | None, typer.Option(metavar="URL", help="Measure an OpenAI API instead: http://HOST:PORT/v1.")
     ] = None,

@@ -37,7 +37,7 @@ def resolve_openai(url: str, protocol: Protocol, model: str | None, vocabulary: 
     try:
         import aiohttp  # noqa: F401, PLC0415 - an optional extra, needed by openai_client
     except ImportError as error:
-        raise CommandError("--openai needs aiohttp: pip install 'blink[bench]'") from error
+        raise CommandError("--openai needs aiohttp: pip install '.[bench]' in Blink's checkout") from error
     if urlsplit(url).scheme not in {"http", "https"}:
         raise CommandError(f"--openai is {url!r}, must be a base URL such as http://127.0.0.1:8000/v1")
     base = url.rstrip("/")

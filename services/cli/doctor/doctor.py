@@ -9,25 +9,27 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.doctor import gpu, libraries, memory, rdma, system
+from services.cli.doctor import gpu, libraries, memory, ports, rdma, system
 from services.cli.doctor.finding import Finding, Level
 from services.cli.doctor.machine import Machine, Purpose
 from services.cli.errors import CommandError
-from services.cli.program import DEFAULT_ADDRESS
+from services.cli.program import DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS
 
 _LEVEL_WIDTH = max(map(len, Level))
 _COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.MISSING: "red"}
 
 
-def purpose_of(transport: str, engine: str, listen: str) -> Purpose:
-    """Without ``listen`` the gateway's default, where there is one. Raises CommandError naming an option that makes no
-    sense."""
+def purpose_of(transport: str, engine: str, listen: str = "", http: str = "") -> Purpose:
+    """Without ``listen`` and ``http`` the gateway's defaults, where there is one.
+
+    Raises CommandError naming an option that makes no sense.
+    """
     for name, value, known in (("transport", transport, ("shm", "verbs")), ("engine", engine, ("cpu", "cuda", "none"))):
         if value not in known:
             raise CommandError(f"--{name} is {value!r}, must be one of {', '.join(known)}")
-    if not listen and (transport == "shm" or engine == "none"):
-        listen = DEFAULT_ADDRESS
-    return Purpose(transport, engine, listen)  # type: ignore[arg-type]  # checked above
+    if transport == "shm" or engine == "none":
+        listen, http = listen or DEFAULT_ADDRESS, http or DEFAULT_HTTP_ADDRESS
+    return Purpose(transport, engine, listen, http)  # type: ignore[arg-type]  # checked above
 
 
 def examine(machine: Machine, purpose: Purpose) -> Iterator[Finding]:
@@ -45,7 +47,7 @@ def examine(machine: Machine, purpose: Purpose) -> Iterator[Finding]:
     yield system.check_numa(machine, purpose)
     yield system.check_clock(machine, purpose)
     yield system.check_affinity(machine, purpose)
-    yield system.check_port(machine, purpose)
+    yield from ports.check_ports(machine, purpose)
 
 
 def doctor(purpose: Purpose, *, as_json: bool, machine: Machine | None = None) -> None:

@@ -20,7 +20,8 @@ class Purpose:
 
     transport: Literal["shm", "verbs"] = "shm"
     engine: Literal["cpu", "cuda", "none"] = "cpu"  # none: gateways only
-    listen: str = "127.0.0.1:50051"
+    listen: str = "127.0.0.1:50051"  # where clients call by gRPC; empty: not here
+    http: str = "127.0.0.1:8000"  # and by HTTP
 
     @property
     def gpu_memory(self) -> bool:

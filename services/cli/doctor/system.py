@@ -1,16 +1,14 @@
-"""Kernel, clock, processors, ports."""
+"""Kernel, clock, processors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from services.cli.doctor.finding import Finding, missing, ok, warn
+from services.cli.doctor.finding import Finding, ok, warn
 from services.cli.doctor.machine import Machine, Purpose
 
 OLDEST_KERNEL = {"shm": (5, 10), "verbs": (5, 15)}
 STEADY_CLOCKS = {"tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page"}
-_LISTENING = "0A"
 
 
 def check_kernel(machine: Machine, purpose: Purpose) -> Finding:
@@ -71,23 +69,3 @@ def check_numa(machine: Machine, purpose: Purpose) -> Finding:
 
 def _listed(nodes: set[str]) -> str:
     return ", ".join(sorted(nodes)) or "none"
-
-
-def check_port(machine: Machine, purpose: Purpose) -> Finding:
-    if not purpose.listen:
-        return ok("port", "not looked at: clients call the gateway's machine; name another with --listen")
-    check = f"port {purpose.listen}"
-    _, _, port = purpose.listen.rpartition(":")
-    if not port.isdecimal() or port == "0":
-        return ok(check, "not a fixed TCP port")
-    if int(port) in set(_listening(machine)):
-        return missing(check, "in use", "another blink? Stop it, or choose another with --listen")
-    return ok(check, "free")
-
-
-def _listening(machine: Machine) -> Iterator[int]:
-    for table in ("proc/net/tcp", "proc/net/tcp6"):
-        for line in machine.read(table).splitlines()[1:]:
-            fields = line.split()  # number, local address:port in hexadecimal, remote, state
-            if len(fields) > 3 and fields[3] == _LISTENING:
-                yield int(fields[1].rpartition(":")[2], 16)

@@ -20,7 +20,7 @@ from services.ring import codegen
 try:
     from cuda.bindings import nvjitlink, nvrtc
 except ImportError as error:
-    raise CudaUnavailableError("the cuda engine needs the CUDA libraries: pip install 'blink[cuda]'") from error
+    raise CudaUnavailableError("the cuda engine needs the CUDA libraries: `make cuda` installs them") from error
 
 KERNELS = Path(__file__).parent / "kernels"
 REPOSITORY = Path(__file__).parents[3]

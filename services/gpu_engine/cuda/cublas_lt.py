@@ -220,4 +220,4 @@ def _load() -> ctypes.CDLL:
 
         return ctypes.CDLL(load_nvidia_dynamic_lib("cublasLt").abs_path)
     except (ImportError, OSError, RuntimeError) as error:
-        raise CudaUnavailableError(f"cuBLASLt was not found ({error}): pip install 'blink[cuda]'") from error
+        raise CudaUnavailableError(f"cuBLASLt was not found ({error}): `make cuda` installs it") from error

@@ -19,7 +19,7 @@ from services.gpu_engine.cuda.timer_slack import late_timers
 try:
     from cuda.bindings import driver as cu
 except ImportError as error:
-    raise CudaUnavailableError("the cuda engine needs the CUDA libraries: pip install 'blink[cuda]'") from error
+    raise CudaUnavailableError("the cuda engine needs the CUDA libraries: `make cuda` installs them") from error
 
 _DRIVER_THREAD_SECONDS = 2.0  # that its own thread may be woken late: timer_slack.py
 ALIGNMENT = 256  # bytes, of every allocation

@@ -170,15 +170,6 @@ def test_it_fails_when_something_is_missing_and_only_then(tmp_path: Path, capsys
     assert any(line.endswith("→ apt-get install python3-pyverbs ibverbs-providers") for line in lines)  # in one piece
 
 
-def test_a_port_in_use_matters_where_clients_call(tmp_path: Path) -> None:
-    files = SERVER | {"proc/net/tcp6": "sl\n 0: 00000000000000000000000000000000:C383 0:0 0A"}
-    finding = named(list(examine(machine(tmp_path, files), purpose_of("verbs", "none", ""))), "port 127.0.0.1:50051")
-    assert finding.level is Level.MISSING
-    assert "choose another with --listen" in finding.advice
-    engine_alone = purpose_of("verbs", "cuda", "")
-    assert named(list(examine(machine(tmp_path, files), engine_alone)), "port").level is Level.OK
-
-
 @pytest.mark.parametrize(
     ("engine", "limit", "status", "uid_map", "level"),
     [
@@ -221,12 +212,12 @@ def test_an_empty_tree_raises_nothing(tmp_path: Path) -> None:
 
 
 def test_the_command_works_on_this_machine_and_refuses_what_it_does_not_know() -> None:
-    done = blink("doctor", "--json", "--listen", "127.0.0.1:0")
+    done = blink("doctor", "--json", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
     assert done.returncode == 0, done.stderr
     assert {"kernel", "clock", "processors"} <= {row["check"] for row in json.loads(done.stdout)}
     assert purpose_of("verbs", "none", "x:1") == Purpose("verbs", "none", "x:1")
-    assert purpose_of("verbs", "none", "").listen == purpose_of("shm", "cuda", "").listen == "127.0.0.1:50051"
-    assert purpose_of("verbs", "cuda", "").listen == ""  # no client calls the engine's machine
+    assert purpose_of("verbs", "none").listen == purpose_of("shm", "cuda").listen == "127.0.0.1:50051"
+    assert purpose_of("verbs", "cuda").listen == purpose_of("verbs", "cuda").http == ""  # no client calls the engine
     for flag, words in (("--engine=tpu", "--engine is 'tpu'"), ("--transport=tcp", "--transport is 'tcp'")):
         refused = blink("doctor", flag)
         assert refused.returncode == 1

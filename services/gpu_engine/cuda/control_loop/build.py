@@ -33,4 +33,4 @@ def device_runtime() -> Path:
     for root in map(Path, nvidia.__path__):
         for path in (*root.glob("cu*/lib/libcudadevrt.a"), *root.glob("cuda_runtime/lib/libcudadevrt.a")):
             return path
-    raise CudaUnavailableError("libcudadevrt.a is missing: pip install 'blink[cuda]' (nvidia-cuda-runtime)")
+    raise CudaUnavailableError("libcudadevrt.a is missing: `make cuda` installs nvidia-cuda-runtime")
