@@ -6,15 +6,15 @@ from services.cli.errors import CommandError
 from services.dpu_gateway.access.keys import NAME, new_key
 
 
-def new(name: str, requests_per_minute: float | None, concurrent_requests: int | None) -> None:
-    """Print both. Raises CommandError for a name that the file could not hold."""
+def new(name: str, **limits: float | None) -> None:
+    """Print both. ``limits`` are the key file's; None sets none. Raises CommandError for a name that it could not
+    hold."""
     if not NAME.fullmatch(name):
         raise CommandError(f"name {name!r} must be 1 to 64 of A-Z, a-z, 0-9, _, . and -")
     key, digest = new_key()
     print(f"# Give the caller this key. It is not stored, so it cannot be shown again:\n#   {key}")
     print("# Append these lines to the file that gateway.api_keys names:")
     print(f'["{name}"]\nsha256 = "{digest}"')
-    if requests_per_minute is not None:
-        print(f"requests_per_minute = {requests_per_minute:g}")
-    if concurrent_requests is not None:
-        print(f"concurrent_requests = {concurrent_requests}")
+    for limit, value in limits.items():
+        if value is not None:
+            print(f"{limit} = {value:.15g}")

@@ -263,6 +263,14 @@ def key_new(
     requests_per_minute: Annotated[
         float | None, typer.Option(parser=between(0.001, 1e9), metavar="NUMBER", help="Limit over all workers.")
     ] = None,
+    tokens_per_minute: Annotated[
+        float | None,
+        typer.Option(
+            parser=between(0.001, 1e12),
+            metavar="NUMBER",
+            help="Limit of prompts and outputs together, over all workers.",
+        ),
+    ] = None,
     concurrent_requests: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Limit of requests under way, over all workers.")
     ] = None,
@@ -270,7 +278,12 @@ def key_new(
     """Make a key and print it with the lines for the gateway's key file, which hold its hash alone."""
     from services.cli.key import new
 
-    new(name, requests_per_minute, concurrent_requests)
+    new(
+        name,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        concurrent_requests=concurrent_requests,
+    )
 
 
 def main() -> None:

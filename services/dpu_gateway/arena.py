@@ -51,6 +51,10 @@ class Arena:
         self._free -= length
         self._cursor = start + length
 
+    def length_at(self, start: int) -> int:
+        """Bytes of the span that begins there. Raises KeyError if it was not taken."""
+        return self._taken[start]
+
     def free(self, start: int) -> None:
         """Give a span back. Raises KeyError if it was not taken."""
         length = self._taken.pop(start)

@@ -96,6 +96,8 @@ class Overload(StrEnum):
     SLOW_READER = "slow_reader"
     RATE_LIMIT = "rate_limit"
     CONCURRENCY_LIMIT = "concurrency_limit"
+    TOKEN_RATE_LIMIT = "token_rate_limit"  # noqa: S105 (no password)
+    SHED = "shed"
 
 
 class OverloadedError(RetryableError):

@@ -10,6 +10,7 @@ from blink.v1 import inference_pb2 as pb
 
 from services.common.logging import bound_request, get_logger
 from services.dpu_gateway.access.callers import Access, Caller
+from services.dpu_gateway.access.limits import Meter
 from services.dpu_gateway.errors import (
     FieldError,
     GatewayError,
@@ -28,7 +29,7 @@ from services.dpu_gateway.session import Session
 from services.dpu_gateway.streams import Entries, RequestName, Stream
 from services.dpu_gateway.tracing import NO_TRACE, SpanTracer, Trace
 from services.ring.errors import RingError
-from services.ring.schema import FinishReason, LogKind
+from services.ring.schema import FinishReason, LogKind, record_bytes
 
 FINISHED = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -108,8 +109,9 @@ class Generations:
             request = parse_request(message, session.model.limits)
             request_id = request.request_id
             names = {"caller": caller.name} if caller.name else {}
-            with bound_request(request.request_id, **names), caller.admitted():
-                await self._run(session, RequestName(caller.name, request_id), request, metrics=metrics, write=write)
+            with bound_request(request.request_id, **names), caller.admitted() as meter:
+                name = RequestName(caller.name, request_id)
+                await self._run(session, name, request, meter=meter, metrics=metrics, write=write)
         except GatewayError as error:
             if isinstance(error, OverloadedError):
                 self.overloads[error.cause] += 1
@@ -124,15 +126,27 @@ class Generations:
                 self._idle.set()
 
     async def _run(
-        self, session: Session, name: RequestName, request: Request, *, metrics: RequestMetrics, write: Write
+        self,
+        session: Session,
+        name: RequestName,
+        request: Request,
+        *,
+        meter: Meter,
+        metrics: RequestMetrics,
+        write: Write,
     ) -> None:
+        prompt: list[int] | None = None
         try:
-            stream, prompt_tokens = await self._submit(session, name, request)
-            metrics.submitted(session.model.card.name, prompt_tokens)
-            try:
-                await self._stream(session, stream, request, prompt_tokens, metrics=metrics, write=write)
-            finally:
-                session.give_up(stream, UnavailableError("the stream has ended", self._retry_after))
+            while True:
+                stream, prompt = await self._submit(session, name, request, prompt)
+                metrics.submitted(session.model.card.name, len(prompt))
+                try:
+                    if await _may_try_again(session, stream, request.priority):
+                        continue
+                    await self._stream(session, stream, request, len(prompt), meter=meter, metrics=metrics, write=write)
+                    break
+                finally:
+                    session.give_up(stream, UnavailableError("the stream has ended", self._retry_after))
         except FieldError as error:
             self._log.debug("request_invalid", field=error.field)  # the rest may quote the prompt
             raise
@@ -142,20 +156,27 @@ class Generations:
             log("request_failed", code=error.code.name, error=str(error))
             raise
 
-    async def _submit(self, session: Session, name: RequestName, request: Request) -> tuple[Stream, int]:
-        """Tokenize and write into the lane; the stream and the prompt's length. The slot is reserved first, so that
-        a full gateway refuses at once and tokenizes nothing."""
+    async def _submit(
+        self, session: Session, name: RequestName, request: Request, prompt: list[int] | None
+    ) -> tuple[Stream, list[int]]:
+        """Tokenize, unless that was done, and write into the lane; the stream and the prompt's ids. The slot is
+        reserved first, so that a full gateway refuses at once and tokenizes nothing."""
         try:
-            slot = await session.reserve(name)
+            slot = await session.reserve(name, request.priority)
         except RingError as error:
             raise UnavailableError(str(error), self._retry_after) from error
         try:
-            prompt = await _encode(request, session.model)
+            prompt = prompt or await _encode(request, session.model)
             budget = token_budget(request, len(prompt), session.model.limits)
-            await session.room()
-            if self.link.session is not session:
-                raise UnavailableError("the engine was lost before the request began", self._retry_after)
-            return session.submit(name, request, slot, prompt, budget), len(prompt)
+            while True:
+                await session.room()
+                if self.link.session is not session:
+                    raise UnavailableError("the engine was lost before the request began", self._retry_after)
+                try:
+                    return session.submit(name, request, slot, prompt, budget), prompt
+                except OverloadedError:  # the arena is full
+                    if not await session.make_room(request.priority, record_bytes(len(prompt), budget)):
+                        raise
         except BaseException as error:
             session.release(name, slot)
             if isinstance(error, RingError):
@@ -169,6 +190,7 @@ class Generations:
         request: Request,
         prompt_tokens: int,
         *,
+        meter: Meter,
         metrics: RequestMetrics,
         write: Write,
     ) -> None:
@@ -189,6 +211,7 @@ class Generations:
             if not announced:
                 announced = True
                 metrics.accepted()
+                meter.use(prompt_tokens)
                 await send(accepted=accepted)
                 stream.raise_failure(self._retry_after)
             reason = stream.finish  # before the tokens: what comes later waits for the next round
@@ -203,6 +226,7 @@ class Generations:
                     del ids[piece.used :], logprobs[piece.used :]
                 chunk = pb.TokenChunk(text=piece.text, token_ids=ids, logprobs=logprobs)
                 sent += len(ids)
+                meter.use(len(ids))
                 metrics.tokens(len(ids), stream.queue_seconds)
                 await send(chunk=chunk)
                 if piece.matched is not None:
@@ -217,6 +241,14 @@ class Generations:
         finished.usage.completion_tokens = sent
         metrics.finished(finished.reason)
         await send(finished=finished)
+
+
+async def _may_try_again(session: Session, stream: Stream, priority: int) -> bool:
+    """Return once the engine has queued the request or refused it; whether its queue was full and has room now, as a
+    request of lower priority gave way."""
+    await stream.wait()
+    stream.wake()  # for whoever waits next
+    return stream.finish is FinishReason.QUEUE_FULL and stream.error is None and await session.make_room(priority)
 
 
 async def _encode(request: Request, model: Model) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.dpu_gateway.streams import Entries, Stream
+from services.dpu_gateway.waiting import Waiting
 from services.ring.errors import CorruptLogError
 from services.ring.lane import LaneClient, LaneState
 from services.ring.schema import FinishReason, LogKind
@@ -23,7 +24,7 @@ class TokenReader:
 
     A stream is woken for tokens at most once every ``gap`` seconds of the cadence; first tokens and ends at once.
     ``on_finish`` is called for each stream that the engine has finished, after the log's tail was written;
-    ``on_slow`` for each that leaves more than ``max_unsent`` entries lying.
+    ``on_slow`` for each that leaves more than ``max_unsent`` entries lying. ``waiting`` hears who is admitted.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class TokenReader:
         max_unsent: int,
         on_finish: Callable[[Stream], None],
         on_slow: Callable[[Stream], None],
+        waiting: Waiting,
     ) -> None:
         slots = lane.geometry.slots_per_lane
         self._lane = lane
         self._max_unsent = max_unsent
         self._on_finish = on_finish
         self._on_slow = on_slow
+        self._waiting = waiting
         self._streams: list[Stream | None] = [None] * slots
         self._held: list[Stream] = []  # fed, to be woken when their gap is over
         self.live = 0  # streams that the engine has not finished
@@ -51,6 +54,10 @@ class TokenReader:
         self._tags[stream.slot] = stream.tag
         self.live += 1
         self._unaccepted.append(stream)
+
+    def stream_in(self, slot: int) -> Stream | None:
+        """The one that the engine has not finished."""
+        return self._streams[slot]
 
     def streams(self) -> list[Stream]:
         """All that the engine has not finished."""
@@ -144,6 +151,7 @@ class TokenReader:
             stream = self._streams[int(entry["slot"])]
             if stream is not None:
                 stream.admit(float(entry["value"]))
+                self._waiting.remove(stream.slot)
         return self._end(entries[kinds == LogKind.FINISH])
 
     @staticmethod
@@ -161,6 +169,7 @@ class TokenReader:
             if stream is None:
                 continue
             self._streams[slot] = None
+            self._waiting.remove(slot)
             self._tags[slot] = 0
             self.live -= 1
             try:

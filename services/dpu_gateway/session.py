@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.slots import SlotTracker
 from services.dpu_gateway.streams import RequestName, Stream
 from services.dpu_gateway.ticker import Ticker
+from services.dpu_gateway.waiting import Waiting
 from services.ring.errors import RingError
 from services.ring.header import RingInfo, RingStatus, parse_status, start_status
 from services.ring.lane import LaneClient
@@ -58,7 +60,8 @@ class Session:
         self._settings = settings
         self._slots = SlotTracker(info.geometry.slots_per_lane, self._slot_statuses)
         self._arena = Arena(info.geometry.arena_bytes)
-        self._reader = TokenReader(lane, settings.max_unsent_entries, self._finished, self._too_slow)
+        self._waiting = Waiting(info.geometry.slots_per_lane)
+        self._reader = TokenReader(lane, settings.max_unsent_entries, self._finished, self._too_slow, self._waiting)
         self._cadence = Cadence(
             fast=settings.poll_fast_us / 1e6,
             slow=settings.poll_slow_us / 1e6,
@@ -69,27 +72,59 @@ class Session:
         self._status: PendingRead | None = None  # the last look at the header, perhaps under way
         self._streams: dict[RequestName, Stream | None] = {}  # None: not submitted yet
         self._early_aborts: set[RequestName] = set()  # of requests not submitted yet
+        self._shed: dict[int, asyncio.Future[None]] = {}  # by slot: done when the engine has let go of it
+        self._promised = 0  # slots that are being freed for somebody
 
     # Requests
 
-    async def reserve(self, name: RequestName) -> int:
-        """A slot for a request that will be submitted or given back.
+    async def reserve(self, name: RequestName, priority: int = 0) -> int:
+        """A slot for a request that will be submitted or given back; a waiting one of lower priority may lose its.
 
-        Raises OverloadedError or FieldError, and RingError when the lane is lost.
+        Raises OverloadedError or FieldError, and RingError or UnavailableError when the lane is lost.
         """
         if name in self._streams:
             raise FieldError("request_id", f"{name.request_id!r} is in use by a running request")
         self._streams[name] = None
         try:
-            slot = await self._slots.take()
-            if slot is None:
-                raise OverloadedError(
-                    Overload.NO_SLOT, f"all {self._slots.slots} slots are in use", self._settings.retry_after
-                )
+            return await self._take_slot(priority)
         except BaseException:
             self._unname(name)
             raise
+
+    async def _take_slot(self, priority: int) -> int:
+        slot = await self._slots.take() if self._slots.available > self._promised else None
+        while slot is None:
+            self._promised += 1
+            try:
+                if not await self.make_room(priority):
+                    raise OverloadedError(
+                        Overload.NO_SLOT, f"all {self._slots.slots} slots are in use", self._settings.retry_after
+                    )
+                slot = await self._slots.take()
+            finally:
+                self._promised -= 1
         return slot
+
+    async def make_room(self, priority: int, arena_bytes: int = 0) -> bool:
+        """Shed the newest of the waiting requests whose priority is lowest, and return once the engine has let go of
+        it. False, and nobody is shed, when none of them has less than ``priority``, or all of those together would not
+        leave ``arena_bytes``. Raises UnavailableError when the engine is lost."""
+        if arena_bytes and self._arena_bytes_below(priority) < arena_bytes:
+            return False
+        slot = self._waiting.victim(priority)
+        victim = None if slot is None else self._reader.stream_in(slot)
+        if slot is None or victim is None:
+            return False
+        self._waiting.remove(slot)
+        self._cancel(victim)
+        victim.fail(
+            OverloadedError(
+                Overload.SHED, "the request waited and gave way to one of higher priority", self._settings.retry_after
+            )
+        )
+        self._shed[slot] = gone = asyncio.get_running_loop().create_future()
+        await gone
+        return True
 
     def release(self, name: RequestName, slot: int) -> None:
         """Give back a reservation."""
@@ -99,6 +134,11 @@ class Session:
     def _unname(self, name: RequestName) -> None:
         del self._streams[name]
         self._early_aborts.discard(name)
+
+    def _arena_bytes_below(self, priority: int) -> int:
+        """What would be free without those that may be shed for ``priority``, in however many pieces."""
+        streams = (self._reader.stream_in(slot) for slot in self._waiting.below(priority).tolist())
+        return self._arena.free_bytes + sum(self._arena.length_at(each.span) for each in streams if each is not None)
 
     async def room(self) -> None:
         """Await it before ``submit``: over a link that does not keep up, its writes would wait. Raises RingError."""
@@ -139,6 +179,7 @@ class Session:
         )
         self._streams[name] = stream
         self._reader.add(stream)
+        self._waiting.add(slot, position, request.priority)
         if name in self._early_aborts:
             self._early_aborts.remove(name)
             self.abort(name)
@@ -174,6 +215,10 @@ class Session:
         """End every open stream with ``error``."""
         for stream in self._reader.streams():
             stream.fail(error)
+        for gone in self._shed.values():
+            if not gone.done():
+                gone.set_exception(error)
+        self._shed.clear()
 
     @property
     def look_period(self) -> float:
@@ -195,6 +240,9 @@ class Session:
             self._slots.untake(stream.slot)
         else:
             self._slots.ended(stream.slot, stream.tag)
+        gone = self._shed.pop(stream.slot, None)
+        if gone is not None and not gone.done():
+            gone.set_result(None)
 
     def _too_slow(self, stream: Stream) -> None:
         self.give_up(

@@ -10,10 +10,12 @@ from tests.cli.run_blink import assert_one_line_failure, blink
 from tests.dpu_gateway.harness import gateway
 from tests.support.stand_in_engine import Behaviour
 
+LIMITS = ["--requests-per-minute", "90", "--tokens-per-minute", "1234567", "--concurrent-requests", "4"]
+
 
 def test_what_is_printed_is_a_key_file_that_knows_the_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    for name, flags in (("team-a", ["--requests-per-minute", "90", "--concurrent-requests", "4"]), ("b", [])):
+    for name, flags in (("team-a", LIMITS), ("b", [])):
         done = blink("key", "new", name, *flags)
         assert done.returncode == 0, done.stderr
         (key,) = (line.removeprefix("#   ") for line in done.stdout.splitlines() if line.startswith("#   "))
@@ -22,7 +24,8 @@ def test_what_is_printed_is_a_key_file_that_knows_the_key(tmp_path: Path) -> Non
         found = KeyFile(path).find(key)
         assert found is not None
         assert found.name == name
-        assert (found.requests_per_minute, found.concurrent_requests) == ((90.0, 4) if flags else (None, None))
+        limits = (found.requests_per_minute, found.tokens_per_minute, found.concurrent_requests)
+        assert limits == ((90.0, 1_234_567.0, 4) if flags else (None, None, None))
         assert key not in path.read_text()
 
 

@@ -6,6 +6,7 @@ import pytest
 from services.dpu_gateway.errors import EngineRejectedError, UnavailableError
 from services.dpu_gateway.reader import TokenReader
 from services.dpu_gateway.streams import RequestName, Stream
+from services.dpu_gateway.waiting import Waiting
 from services.ring import dtypes
 from services.ring.errors import CorruptLogError
 from services.ring.record import pack_record
@@ -22,7 +23,8 @@ class Reading:
         self.pair: LanePair = lane_pair(ring_info(log_entries=256), behaviour)
         self.finished: list[Stream] = []
         self.slow: list[Stream] = []
-        self.reader = TokenReader(self.pair.lane, max_unsent, self.finished.append, self.slow.append)
+        self.waiting = Waiting(self.pair.lane.geometry.slots_per_lane)
+        self.reader = TokenReader(self.pair.lane, max_unsent, self.finished.append, self.slow.append, self.waiting)
 
     def submit(self, slot: int, prompt: list[int], count: int, top: int | None = None) -> Stream:
         record = pack_record(prompt, slot=slot, max_tokens=count, top_logprobs=top or 0)

@@ -44,6 +44,7 @@ class Behaviour:
     tokens_per_second: float | None = None  # of each request; None is as fast as possible
     burst: int = 16  # most tokens that a request gets in one step
     max_requests: int | None = None  # live in a lane; more end QUEUE_FULL
+    max_running: int | None = None  # of them get tokens; the others wait for their turn, by priority
     lease_timeout: float | None = None  # seconds; None never reclaims a lane
     heartbeat_frozen: bool = False  # the process lives but its loop is stuck, as a hung engine
     idle_sleep: float = 0.0002  # seconds between rounds that found nothing
@@ -82,6 +83,8 @@ class StandInLane:
         self._lease_seen_at = 0.0
         self._tags = np.zeros(slots, np.uint32)
         self._cancel_words = np.zeros(slots, np.uint64)  # that cancel the live submission
+        self._running = np.zeros(slots, bool)  # which of the live ones get tokens
+        self._order = np.zeros(slots, np.int64)  # in which waiting ones are admitted
         self._total = np.zeros(slots, np.int64)  # tokens to generate
         self._produced = np.zeros(slots, np.int64)
         self._reason = np.zeros(slots, np.uint8)  # with which it will end
@@ -110,6 +113,7 @@ class StandInLane:
             self._serve(0, now)
             return True
         busy |= self._end_early(now, stop=command is Command.STOP)
+        busy |= self._admit(now)
         busy |= self._produce(now)
         if busy:
             self._publish()
@@ -174,9 +178,9 @@ class StandInLane:
             self._refuse(tag, slot, FinishReason.QUEUE_FULL)
         else:
             ids = _atomics.load(self._region, start + schema.DESCRIPTOR.size, 4 * prompt_tokens)
-            self._admit(tag, slot, descriptor, np.frombuffer(ids, np.uint32), now)
+            self._queue(tag, slot, descriptor, np.frombuffer(ids, np.uint32), now)
 
-    def _admit(self, tag: int, slot: int, descriptor: np.void, prompt: Tokens, now: float) -> None:
+    def _queue(self, tag: int, slot: int, descriptor: np.void, prompt: Tokens, now: float) -> None:
         self.descriptors.append(descriptor)
         max_tokens, limit = int(descriptor["max_tokens"]), int(descriptor["time_limit_ms"])
         output = self._behaviour.script(prompt, max_tokens)[:max_tokens]
@@ -192,9 +196,23 @@ class StandInLane:
         self._reason[slot] = FinishReason.LENGTH if output.size == max_tokens else FinishReason.STOP
         self._alternatives[slot] = descriptor["top_logprobs"]
         self._logprobs[slot] = bool(int(descriptor["flags"]) & DescriptorFlag.LOGPROBS)
-        self._started[slot], self._deadline[slot] = now, now + limit / 1000 if limit else np.inf
-        self._statuses[slot] = schema.slot_status_word(tag, SlotPhase.RUNNING, FinishReason.NONE)
-        self._append(np.array([(tag, slot, LogKind.ADMITTED, 0, 0, 0.0)], dtypes.LOG_ENTRY))
+        self._deadline[slot] = now + limit / 1000 if limit else np.inf
+        self._running[slot] = False
+        self._order[slot] = self._position - (int(descriptor["priority"]) << 32)
+        self._statuses[slot] = schema.slot_status_word(tag, SlotPhase.WAITING, FinishReason.NONE)
+
+    def _admit(self, now: float) -> bool:
+        """Let as many of the waiting ones run as may."""
+        slots = np.flatnonzero(self.live & ~self._running)
+        if self._behaviour.max_running is not None:
+            free = max(0, self._behaviour.max_running - int(np.count_nonzero(self.live & self._running)))
+            slots = slots[np.argsort(self._order[slots])][:free]
+        for slot in slots.tolist():
+            self._running[slot], self._started[slot] = True, now
+            tag = int(self._tags[slot])
+            self._statuses[slot] = schema.slot_status_word(tag, SlotPhase.RUNNING, FinishReason.NONE)
+            self._append(np.array([(tag, slot, LogKind.ADMITTED, 0, 0, 0.0)], dtypes.LOG_ENTRY))
+        return bool(slots.size)
 
     def _refuse(self, tag: int, slot: int, reason: FinishReason, code: RejectCode = RejectCode.NONE) -> None:
         self.finished[reason] += 1
@@ -218,7 +236,7 @@ class StandInLane:
 
     def _produce(self, now: float) -> bool:
         """Give each live request its next tokens, as many as rate, burst and the log's room allow."""
-        slots = np.flatnonzero(self.live)
+        slots = np.flatnonzero(self.live & self._running)
         if not slots.size:
             return False
         behaviour = self._behaviour
@@ -266,8 +284,9 @@ class StandInLane:
         self._append(entries)
 
     def _room(self) -> int:
-        """Log entries that may be written while each live request keeps room for its end."""
-        return self._geometry.log_entries - (self._head - self._tail) - int(np.count_nonzero(self.live))
+        """Log entries that may be written while each live request keeps room for its end, and its admission."""
+        kept = int(np.count_nonzero(self.live)) + int(np.count_nonzero(self.live & ~self._running))
+        return self._geometry.log_entries - (self._head - self._tail) - kept
 
     def _append(self, entries: npt.NDArray[np.void]) -> None:
         first = self._head % self._geometry.log_entries
@@ -280,7 +299,8 @@ class StandInLane:
         status = self._status
         status["generated_tokens"], status["rejected"] = self.totals.generated, self.totals.rejected
         status["phase"] = LanePhase.ATTACHED if self._served_epoch else LanePhase.FREE
-        status["running"] = np.count_nonzero(self.live)
+        status["running"] = np.count_nonzero(self.live & self._running)
+        status["waiting"] = np.count_nonzero(self.live & ~self._running)
         status["log_backlog"] = self._head - self._tail
         self._store_outbound("next_position", self._position)
         self._store_outbound("log_head", self._head)

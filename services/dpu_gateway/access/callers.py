@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from services.dpu_gateway.access.keys import Key, KeyFile
-from services.dpu_gateway.access.limits import Limits
+from services.dpu_gateway.access.limits import Allowance, Limits, Meter
 from services.dpu_gateway.errors import UnauthenticatedError
 
 SCHEME = "bearer"
@@ -23,11 +23,16 @@ class Caller:
     def name(self) -> str:
         return "" if self.key is None else self.key.name
 
-    def admitted(self) -> AbstractContextManager[None]:
-        """Hold this while a request of theirs is under way. Raises OverloadedError when they may not have one more."""
+    def admitted(self) -> AbstractContextManager[Meter]:
+        """Hold this while a request of theirs is under way, and tell it of tokens. Raises OverloadedError when they may
+        not have one more."""
         if self.key is None or self.limits is None:
-            return nullcontext()
+            return nullcontext(Meter())
         return self.limits.admitted(self.key)
+
+    def allowances(self) -> dict[str, Allowance]:
+        """What is left of their rates; empty for who has none."""
+        return {} if self.key is None or self.limits is None else self.limits.allowances(self.key)
 
 
 ANYBODY = Caller()

@@ -36,6 +36,7 @@ class KeyEntry(BaseModel):
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     requests_per_minute: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    tokens_per_minute: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     concurrent_requests: Annotated[int, Field(ge=1, le=65_535)] | None = None
 
 
@@ -45,8 +46,19 @@ class Key:
 
     name: str
     digest: bytes  # SHA-256
-    requests_per_minute: float | None
-    concurrent_requests: int | None
+    requests_per_minute: float | None = None
+    concurrent_requests: int | None = None
+    tokens_per_minute: float | None = None  # of prompts and outputs together
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Those that it has, a minute, of ``requests`` and ``tokens``."""
+        rates = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
+        return {what: rate for what, rate in rates.items() if rate is not None}
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.rates) or self.concurrent_requests is not None
 
 
 def new_key() -> tuple[str, str]:
@@ -123,7 +135,7 @@ class KeyFile:
             if not NAME.fullmatch(name):
                 raise KeyFileError(f"key file {self._path}: name {name!r} must be 1 to 64 of A-Z, a-z, 0-9, _, . and -")
             digest = bytes.fromhex(entry.sha256)
-            key = Key(name, digest, entry.requests_per_minute, entry.concurrent_requests)
+            key = Key(name, digest, entry.requests_per_minute, entry.concurrent_requests, entry.tokens_per_minute)
             if keys.setdefault(self._mac(digest), key) is not key:
                 raise KeyFileError(f"key file {self._path}: {name} has the same sha256 as another name")
         return keys

@@ -15,7 +15,7 @@ from services.dpu_gateway.access.callers import Caller
 from services.dpu_gateway.choices import run_together
 from services.dpu_gateway.errors import GatewayError
 from services.dpu_gateway.generation import Generations
-from services.dpu_gateway.http.errors import from_gateway
+from services.dpu_gateway.http.errors import from_gateway, rate_headers
 from services.dpu_gateway.http.formats import REASONS, Format, Json, joined, usage
 from services.dpu_gateway.tracing import Trace
 
@@ -37,6 +37,7 @@ class Choice:
     logprobs: list[Json] = field(default_factory=list)
 
 
+_Headers = list[tuple[bytes, bytes]]
 _Write = Callable[[Choice, pb.GenerateResponse], Awaitable[None]]
 
 
@@ -80,7 +81,7 @@ class Answer:
         ]
         self._head["object"] = self._format.whole_object
         body = to_json({**self._head, "choices": choices, "usage": self._usage()})
-        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), (REQUEST_ID, self._id.encode())]
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *self._headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -91,7 +92,7 @@ class Answer:
         that a failure is the stream's last event.
         """
         self._head["object"] = self._format.chunk_object
-        stream = _EventStream(send, self._id, len(self._choices))
+        stream = _EventStream(send, self._headers, len(self._choices))
         rest: Json = {"usage": None} if include_usage else {}
 
         async def write(choice: Choice, event: pb.GenerateResponse) -> None:
@@ -152,6 +153,11 @@ class Answer:
         choice.completion_tokens = finished.usage.completion_tokens
         choice.reason = REASONS[finished.reason]
 
+    def _headers(self) -> _Headers:
+        """The request's id, and what is left of the caller's rates as the answer begins."""
+        rates = ((name.encode(), value.encode()) for name, value in rate_headers(self._caller).items())
+        return [(REQUEST_ID, self._id.encode()), *rates]
+
     def _usage(self) -> Json:
         choices = self._choices
         prompts = [choice.prompt_tokens for choice in choices[:: self._repeats]]
@@ -161,9 +167,9 @@ class Answer:
 class _EventStream:
     """Opens once every one of ``writers`` asked for it; until then they wait."""
 
-    def __init__(self, send: Send, request_id: str, writers: int) -> None:
+    def __init__(self, send: Send, headers: Callable[[], _Headers], writers: int) -> None:
         self._send = send
-        self._headers = [*EVENT_STREAM, (REQUEST_ID, request_id.encode())]
+        self._headers = headers
         self._missing = writers
         self._opened = asyncio.Event()
 
@@ -176,7 +182,8 @@ class _EventStream:
         if self._missing:
             await self._opened.wait()
             return
-        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        headers = [*EVENT_STREAM, *self._headers()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self._opened.set()
 
     async def write(self, data: bytes) -> None:

@@ -20,10 +20,10 @@ from services.dpu_gateway.detokenizer import Detokenizer
 from services.dpu_gateway.errors import GatewayError, UnavailableError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.http.answer import Answer
-from services.dpu_gateway.http.errors import HttpError, from_gateway
+from services.dpu_gateway.http.errors import HttpError, from_gateway, rate_headers
 from services.dpu_gateway.http.exchange import read_json_body, run_while_connected
 from services.dpu_gateway.http.formats import ChatFormat, CompletionFormat
-from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody
+from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody, GenerationBody
 from services.dpu_gateway.http.translate import chat_messages, completion_messages
 from services.dpu_gateway.metrics.exposition import Exposition
 from services.dpu_gateway.model import Model
@@ -80,8 +80,7 @@ class HttpApi:
             model=model.card.name,
             repeats=body.n or 1,
         )
-        work = answer.stream(send, body.include_usage) if body.stream else answer.send_whole(send)
-        await run_while_connected(receive, work)
+        await _give(answer, body, caller, receive, send)
 
     async def _chat(self, headers: Headers, receive: Receive, send: Send) -> None:
         caller = self._identify(headers)
@@ -99,8 +98,7 @@ class HttpApi:
             model=model.card.name,
             repeats=len(messages),
         )
-        work = answer.stream(send, body.include_usage) if body.stream else answer.send_whole(send)
-        await run_while_connected(receive, work)
+        await _give(answer, body, caller, receive, send)
 
     async def _list_models(self, request: Request) -> Response:
         self._identify(request.headers)
@@ -152,6 +150,17 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ConnectionError):  # nobody is there to be told
             await self._handle(Headers(scope=scope), receive, send)
+
+
+async def _give(answer: Answer, body: GenerationBody, caller: Caller, receive: Receive, send: Send) -> None:
+    """Raises HttpError while nothing is sent, with what is left of the caller's rates."""
+    work = answer.stream(send, body.include_usage) if body.stream else answer.send_whole(send)
+    try:
+        await run_while_connected(receive, work)
+    except GatewayError as error:
+        refusal = from_gateway(error)
+        refusal.headers |= rate_headers(caller)
+        raise refusal from error
 
 
 def _request_id(headers: Headers, prefix: str) -> str:

@@ -10,6 +10,7 @@ import grpc
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from services.dpu_gateway.access.callers import Caller
 from services.dpu_gateway.errors import (
     FieldError,
     GatewayError,
@@ -91,6 +92,16 @@ def from_gateway(error: GatewayError) -> HttpError:
 def retry_headers(seconds: float) -> dict[str, str]:
     """Whole seconds as the standard has it, and the milliseconds that OpenAI's clients prefer."""
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+
+
+def rate_headers(caller: Caller) -> dict[str, str]:
+    """What is left of the caller's rates, under the names that OpenAI's clients know."""
+    headers = {}
+    for what, allowance in caller.allowances().items():
+        headers[f"x-ratelimit-limit-{what}"] = f"{allowance.per_minute:.0f}"
+        headers[f"x-ratelimit-remaining-{what}"] = str(allowance.remaining)
+        headers[f"x-ratelimit-reset-{what}"] = f"{max(0.0, allowance.full_after):.3f}s"
+    return headers
 
 
 def parameter(name: str) -> str:

@@ -41,6 +41,7 @@ class End(StrEnum):
     ABORT = "abort"  # Abort was called, or the client went away
     TIME_LIMIT = "time_limit"
     SLOW_READER = "slow_reader"
+    SHED = "shed"  # it waited and gave way to one of higher priority
     ERROR = "error"
 
 

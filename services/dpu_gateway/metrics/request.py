@@ -38,6 +38,8 @@ class RequestMetrics:
         pb.FINISH_REASON_TIME_LIMIT: End.TIME_LIMIT,
     }
 
+    OVERLOADS: ClassVar[dict[Overload, End]] = {Overload.SLOW_READER: End.SLOW_READER, Overload.SHED: End.SHED}
+
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._arrived = time.monotonic()
@@ -84,8 +86,7 @@ class RequestMetrics:
 
     def failed(self, error: GatewayError) -> None:
         """The stream ends with a status."""
-        slow = isinstance(error, OverloadedError) and error.cause is Overload.SLOW_READER
-        self._end = End.SLOW_READER if slow else End.ERROR
+        self._end = self.OVERLOADS.get(error.cause, End.ERROR) if isinstance(error, OverloadedError) else End.ERROR
         if not self._accepted:
             self._refusal = self._metrics.refused(error)
 
@@ -104,7 +105,7 @@ class RequestMetrics:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._tokens,
             end=self._refusal or self._end.value,
-            failed=bool(self._refusal) or self._end in {End.ERROR, End.SLOW_READER},
+            failed=bool(self._refusal) or self._end in {End.ERROR, End.SLOW_READER, End.SHED},
         )
 
     def close(self) -> None:

@@ -27,11 +27,12 @@ class Keys:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "keys.toml"
-        self.free, self.one, self.rare = (new_key() for _ in range(3))
+        self.free, self.one, self.rare, self.few = (new_key() for _ in range(4))
         self.path.write_text(
             f'[free]\nsha256 = "{self.free[1]}"\n'
             f'[one]\nsha256 = "{self.one[1]}"\nconcurrent_requests = 1\n'
             f'[rare]\nsha256 = "{self.rare[1]}"\nrequests_per_minute = 2\n'
+            f'[few]\nsha256 = "{self.few[1]}"\nrequests_per_minute = 12\ntokens_per_minute = 60\n'
         )
 
 
@@ -135,6 +136,34 @@ async def test_a_rate_that_is_used_up_says_when_to_come_again(keys: Keys) -> Non
             await client.with_options(api_key=keys.rare[0]).completions.create(model=MODEL, prompt="a", max_tokens=1)
         assert refusal.value.code == "rate_limit"
         assert 1 < int(refusal.value.response.headers["retry-after"]) <= 30
+
+
+async def test_tokens_of_prompts_and_outputs_use_up_a_rate_and_headers_tell_it(keys: Keys) -> None:
+    async with gateway(api_keys=keys.path) as system, openai_client(system) as client:
+        mine = client.with_options(api_key=keys.few[0])
+        first = await mine.completions.with_raw_response.create(model=MODEL, prompt="abc", max_tokens=30)
+        assert first.headers["x-ratelimit-limit-tokens"] == "60"
+        assert int(first.headers["x-ratelimit-remaining-requests"]) == 1  # of two
+        with pytest.raises(openai.RateLimitError, match="few may use 60 tokens a minute") as refusal:
+            await mine.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=1, stream=True
+            )
+        headers = refusal.value.response.headers
+        assert refusal.value.code == "token_rate_limit"
+        assert headers["x-ratelimit-remaining-tokens"] == "0"
+        # 3 + 30 tokens, of which ten may come at once: 24 s until one may come, 33 until all of them
+        assert 20 < float(headers["retry-after-ms"]) / 1000 <= 24
+        assert 29 < float(headers["x-ratelimit-reset-tokens"].removesuffix("s")) <= 33
+        refused = await generate(system, keys.few[0], text_request())
+        assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        free = await client.with_options(api_key=keys.free[0]).completions.with_raw_response.create(
+            model=MODEL, prompt="a", max_tokens=1
+        )
+        assert [name for name in free.headers if name.startswith("x-ratelimit")] == []
+        load = await system.control().GetLoad(
+            control_pb2.GetLoadRequest(), metadata=(("authorization", f"Bearer {keys.free[0]}"),)
+        )
+        assert load.overload.token_rate_limit == 2
 
 
 async def test_no_log_shows_a_key_or_a_prompt_and_metadata_makes_no_peer(keys: Keys) -> None:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.dpu_gateway.access.keys import MAX_KEYS, Key
-from services.dpu_gateway.access.limits import BURST_SECONDS, Limits
+from services.dpu_gateway.access.limits import BURST_SECONDS, SETTLED_TOKENS, Limits
 from services.dpu_gateway.errors import Overload, OverloadedError
 
 
-def key(number: int = 1, rate: float | None = None, concurrent: int | None = None) -> Key:
-    return Key(f"key-{number}", number.to_bytes(32, "big")[::-1], rate, concurrent)
+def key(number: int = 1, rate: float | None = None, concurrent: int | None = None, tokens: float | None = None) -> Key:
+    return Key(f"key-{number}", number.to_bytes(32, "big")[::-1], rate, concurrent, tokens)
 
 
 class Clock:
@@ -115,6 +115,79 @@ def test_a_refused_request_uses_nothing_up(tmp_path: Path, clock: Clock) -> None
         pass
 
 
+def test_tokens_are_paid_for_afterwards_and_debt_waits_for_the_rate(tmp_path: Path, clock: Clock) -> None:
+    workers = [limits(tmp_path, clock, number) for number in range(2)]
+    limited = key(tokens=600)  # ten a second, a hundred at once
+    with workers[0].admitted(limited) as meter:
+        meter.use(130)
+    with pytest.raises(OverloadedError, match="key-1 may use 600 tokens a minute") as refusal:
+        workers[1].admitted(limited).__enter__()
+    assert refusal.value.cause is Overload.TOKEN_RATE_LIMIT
+    assert refusal.value.retry_after == pytest.approx(3.1)
+    clock.now += refusal.value.retry_after
+    with workers[1].admitted(limited):
+        pass
+
+
+def test_a_long_stream_is_charged_while_it_runs(tmp_path: Path, clock: Clock) -> None:
+    account = limits(tmp_path, clock)
+    limited = key(tokens=60)
+    with account.admitted(limited) as meter:
+        for _ in range(SETTLED_TOKENS):
+            meter.use(1)
+        with pytest.raises(OverloadedError, match="tokens a minute"):
+            account.admitted(limited).__enter__()
+
+
+def test_a_request_that_fails_is_charged_for_what_it_used(tmp_path: Path, clock: Clock) -> None:
+    account = limits(tmp_path, clock)
+    limited = key(tokens=600)
+
+    def fail() -> None:
+        with account.admitted(limited) as meter:
+            meter.use(40)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert account.allowances(limited)["tokens"].remaining == 60
+
+
+def test_allowances_say_what_is_left_and_when_all_is_back(tmp_path: Path, clock: Clock) -> None:
+    account = limits(tmp_path, clock)
+    limited = key(rate=60, tokens=600)
+    with account.admitted(limited) as meter:
+        meter.use(50)
+    left = account.allowances(limited)
+    assert (left["requests"].per_minute, left["requests"].remaining, left["requests"].full_after) == (60, 9, 1)
+    assert (left["tokens"].per_minute, left["tokens"].remaining, left["tokens"].full_after) == (600, 50, 5)
+    assert account.allowances(key(2)) == {}
+
+
+@given(
+    rate=st.floats(60, 60_000),
+    requests=st.lists(st.tuples(st.floats(0, 5), st.integers(1, 500)), min_size=1, max_size=60),
+)
+def test_tokens_pass_the_rate_by_no_more_than_the_burst_and_one_request(
+    tmp_path_factory: pytest.TempPathFactory, rate: float, requests: list[tuple[float, int]]
+) -> None:
+    clock = Clock()
+    account = limits(tmp_path_factory.mktemp("limits"), clock)
+    used, waits = 0, []
+    for gap, tokens in requests:
+        clock.now += gap
+        try:
+            with account.admitted(key(tokens=rate)) as meter:
+                meter.use(tokens)
+                used += tokens
+        except OverloadedError as refusal:
+            waits.append(refusal.retry_after)
+    account.close()
+    assert all(0 < wait <= 501 * 60 / rate for wait in waits)
+    seconds = sum(gap for gap, _ in requests)
+    assert used <= max(1.0, rate / 60 * BURST_SECONDS) + seconds * rate / 60 + 500
+
+
 def test_keys_that_are_gone_make_room_for_new_ones(tmp_path: Path, clock: Clock) -> None:
     account = limits(tmp_path, clock)
     held = account.admitted(key(1, concurrent=1))
@@ -137,7 +210,7 @@ from services.dpu_gateway.access.limits import Limits
 from services.dpu_gateway.errors import OverloadedError
 
 account = Limits(Path(sys.argv[1]), int(sys.argv[2]), 0.5, clock=lambda: 1.0)
-key, admitted = Key("k", bytes(range(32)), 60 * 200.0, None), 0
+key, admitted = Key("k", bytes(range(32)), 60 * 200.0), 0
 for _ in range(1000):
     try:
         with account.admitted(key):
