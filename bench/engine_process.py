@@ -20,6 +20,7 @@ from bench.families import MODELS, RandomWeights
 from bench.step_times import StepTimes
 from services.common.cpu import on_cpus
 from services.common.logging import configure_logging
+from services.common.process import PARENT_VARIABLE, stop_with_parent
 from services.gpu_engine.cuda.assemble import SchedulerPlace, assemble
 from services.gpu_engine.cuda.driver import Device
 from services.gpu_engine.engine import EngineLimits
@@ -106,7 +107,7 @@ def engine_process(spec: EngineSpec, cpus: Collection[int] | None = None) -> Ite
     """An engine on ``cpus`` that is READY; ended on leaving, by force if ``stop`` was not called."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         command = [sys.executable, "-m", "bench.engine_process", json.dumps(asdict(spec)), folder]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", PARENT_VARIABLE: str(os.getpid())}
         with on_cpus(cpus or os.sched_getaffinity(0)):
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
@@ -146,6 +147,7 @@ def serve(spec: EngineSpec, folder: Path) -> None:
 
 def main() -> None:
     configure_logging("engine", log_format="console")  # to stderr: what this process prints is read
+    stop_with_parent()  # its control loop would hold a part of the GPU for ever
     fields: dict[str, Any] = json.loads(sys.argv[1])
     geometry, limits = RingGeometry(**fields.pop("geometry")), EngineLimits(**fields.pop("limits"))
     serve(EngineSpec(**fields, geometry=geometry, limits=limits), Path(sys.argv[2]))

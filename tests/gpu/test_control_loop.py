@@ -263,10 +263,10 @@ def test_stop_ends_requests_with_shutdown(scheduler: SchedulerPlace) -> None:
 def test_the_heartbeat_moves_idle_and_while_a_long_step_runs(scheduler: SchedulerPlace) -> None:
     with serving(scheduler=scheduler, make_record=lambda step: step.delayed(100_000)) as engine:
         gateway = engine.attach()
-        assert _longest_gap(engine.status, 0.1) < 0.02
+        assert _longest_gap(engine.status, 0.1) < 0.05
         gateway.submit(record(PROMPT, max_tokens=4), 0)
         until(lambda: int(engine.status().counters["running"]) == 1)
-        assert _longest_gap(engine.status, 0.25) < 0.02
+        assert _longest_gap(engine.status, 0.25) < 0.05
         finish(gateway)
 
 

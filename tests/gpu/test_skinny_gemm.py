@@ -169,9 +169,12 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.weights = [
-            (random(self.rng, 2 * self.ffn, self.hidden, scale=0.04)[0], random(self.rng, self.hidden, self.ffn)[0])
+            (
+                random(self.rng, 2 * self.ffn, self.hidden, scale=0.04)[0],
+                random(self.rng, self.hidden, self.ffn, scale=0.008)[0],
+            )
             for _ in range(self.layers)
-        ]
+        ]  # so scaled that what the layers multiply neither overflows nor vanishes
         self.start, _ = random(self.rng, self.tokens, self.hidden)
         self.values = self.start.download(np.uint16, (self.tokens, self.hidden))
         self.x = Buffer(self.values.nbytes)

@@ -155,6 +155,7 @@ def model(
         intermediate_size=1088,
         max_position_embeddings=PAGE_SIZE * PAGES_PER_SEQUENCE,
         initializer_range=spread,
+        eos_token_id=2,  # Phi-3's own default lies beyond the vocabulary
         **geometry,
     )
     made = made_of(config).to(torch.bfloat16)

@@ -97,7 +97,6 @@ def assemble(
         pages=limits.kv_pages,
         compiler=compiler,
         fp8_scratch=scratch_bytes(model.layers, fp8),
-        skinny=False,  # the build with measured schedules has not run on a GPU yet: docs/STATUS.md
     )
 
     def record(stream: Stream, bucket: int) -> None:
