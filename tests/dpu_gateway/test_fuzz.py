@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -11,18 +12,22 @@ from typing import Any, TypeVar
 import grpc
 import httpx2
 import pytest
+from blink.v1 import control_pb2
 from blink.v1 import inference_pb2 as pb
-from hypothesis import HealthCheck, given, settings
+from google.protobuf.message import Message
+from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody
+from tests.dpu_gateway.fuzzing import fuzzing, open_files
 from tests.dpu_gateway.harness import MODEL, Gateway, gateway, until
 from tests.dpu_gateway.http.clients import http_client
+from tests.dpu_gateway.messages import messages
 from tests.support.stand_in_engine import Behaviour
 
 T = TypeVar("T")
-TIMES = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+TIMES = fuzzing(150)
 SLOTS = 8
 # What a request may rightly end with here; anything else is a fault of ours.
 ANSWERS = {200, 400, 404, 413, 415, 429}
@@ -49,6 +54,7 @@ class System:
 
     async def start(self) -> None:
         self.gateway: Gateway = await self._stack.enter_async_context(gateway(Behaviour(burst=64)))
+        self._files = open_files()
         self.http: httpx2.AsyncClient = await self._stack.enter_async_context(http_client(self.gateway))
 
     async def stop(self) -> None:
@@ -56,6 +62,9 @@ class System:
         await until(lambda: self.gateway.workers[0].generations.open_streams == 0)
         await until(lambda: self.gateway.session.free_slots == SLOTS)
         assert not self.gateway.engine.lanes[0].live.any()
+        assert self.gateway.session.free_arena_bytes == self.gateway.session.geometry.arena_bytes
+        await self.http.aclose()
+        await until(lambda: open_files() <= self._files + 2)  # gRPC's connection stays, one socket at each end
         await self._stack.aclose()
 
     async def within(self, answer: Awaitable[T]) -> T:
@@ -129,3 +138,59 @@ def test_generate_answers_any_bytes(system: System, method: str) -> None:
         assert system.run(system.within(code(data))) in CODES
 
     answered()
+
+
+async def status(answer: Any) -> grpc.StatusCode:
+    """With which a call ends, of one answer or of a stream."""
+    try:
+        if hasattr(answer, "__aiter__"):
+            async for _ in answer:
+                pass
+        else:
+            await answer
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def shortened(request: Any) -> Any:
+    """What would take long and show nothing more does not: a message may ask for all of the context."""
+    if isinstance(request, pb.GenerateRequest):
+        request.stop.max_tokens = min(request.stop.max_tokens, 9) if request.stop.HasField("max_tokens") else 9
+    elif isinstance(request, vllm.GenerateRequest):
+        parameters = request.sampling_params
+        parameters.max_tokens = min(parameters.max_tokens, 9) if parameters.HasField("max_tokens") else 9
+    return request
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "kind"),
+    [
+        ("blink.v1.Inference", "Generate", pb.GenerateRequest),
+        ("blink.v1.Inference", "Abort", pb.AbortRequest),
+        ("blink.v1.Control", "GetLoad", control_pb2.GetLoadRequest),
+        ("blink.v1.Control", "GetModelInfo", control_pb2.GetModelInfoRequest),
+        ("vllm.grpc.engine.VllmEngine", "Generate", vllm.GenerateRequest),
+        ("vllm.grpc.engine.VllmEngine", "Abort", vllm.AbortRequest),
+    ],
+)
+def test_every_message_of_the_right_type_is_answered(
+    system: System, service: str, method: str, kind: type[Message]
+) -> None:
+    """Any combination of fields with any values, a sensible prompt among them as often as not."""
+    channel = system.gateway.channel()
+    make = channel.unary_stream if method == "Generate" else channel.unary_unary
+    call: Any = make(f"/{service}/{method}", request_serializer=kind.SerializeToString)
+    codes: Counter[grpc.StatusCode] = Counter()
+
+    @fuzzing(300)
+    @given(messages(kind), st.booleans())
+    def answered(request: Message, sensible: bool) -> None:
+        if sensible and method == "Generate":
+            request.text = "abc"  # type: ignore[attr-defined]
+        code = system.run(system.within(status(call(shortened(request)))))
+        assert code in CODES, request
+        codes[code] += 1
+
+    answered()
+    assert codes[grpc.StatusCode.OK] > 0  # not all of it stopped at the door

@@ -23,6 +23,7 @@ from services.dpu_gateway.http.answer import Answer
 from services.dpu_gateway.http.errors import HttpError, from_gateway, rate_headers
 from services.dpu_gateway.http.exchange import read_json_body, run_while_connected
 from services.dpu_gateway.http.formats import ChatFormat, CompletionFormat
+from services.dpu_gateway.http.openapi import openapi_json
 from services.dpu_gateway.http.schema import ChatCompletionBody, CompletionBody, GenerationBody
 from services.dpu_gateway.http.translate import chat_messages, completion_messages
 from services.dpu_gateway.metrics.exposition import Exposition
@@ -54,6 +55,7 @@ class HttpApi:
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
+                Route("/openapi.json", self._describe_api),
             ],
             exception_handlers={
                 HttpError: _show_refusal,
@@ -130,6 +132,10 @@ class HttpApi:
     async def _metrics(self, request: Request) -> Response:
         body, content_type = await self._exposition.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
+
+    async def _describe_api(self, request: Request) -> Response:
+        model = self._generations.link.model
+        return Response(openapi_json(model.card.name if model else None), media_type="application/json")
 
     def _identify(self, headers: Headers) -> Caller:
         return self._generations.identify(headers.get("authorization"))

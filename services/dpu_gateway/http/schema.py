@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from services.dpu_gateway.choices import MAX_CHOICES
 from services.dpu_gateway.errors import clipped
 from services.dpu_gateway.http.errors import HttpError
+from services.dpu_gateway.request import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from services.ring.schema import (
+    MAX_ADDITIVE_PENALTY,
+    MAX_PRIORITY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
+    MAX_TOP_LOGPROBS,
+    MIN_PRIORITY,
+)
 
 MAX_U32 = (1 << 32) - 1
 MAX_QUOTED = 64
@@ -22,6 +33,17 @@ Body = TypeVar("Body", bound="GenerationBody")
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def documented(description: str | None = None, **limits: Any) -> Any:
+    """An optional field whose limits, in JSON Schema's words, the OpenAPI document tells; request.py checks them, for
+    both protocols alike."""
+    return Field(None, description=description, json_schema_extra=limits)
+
+
+def between(low: float, high: float, description: str | None = None, *, above: bool = False) -> Any:
+    """The same for a range; ``above``: ``low`` itself is out."""
+    return documented(description, **{"exclusiveMinimum" if above else "minimum": low, "maximum": high})
 
 
 class StreamOptions(Strict):
@@ -36,24 +58,43 @@ class GenerationBody(Strict):
 
     model: str
     max_tokens: Tokens | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = between(0, MAX_TEMPERATURE)
+    top_p: float | None = between(0, 1, above=True)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: str | list[str] | None = None
+    stop: str | list[str] | None = documented(
+        minLength=1,
+        maxLength=MAX_STOP_STRING_CHARS,
+        maxItems=MAX_STOP_STRINGS,
+        items={"minLength": 1, "maxLength": MAX_STOP_STRING_CHARS},
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: float | None = between(-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
+    frequency_penalty: float | None = between(-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     user: str | None = Field(None, description="accepted and not used")
 
     top_k: int | None = Field(None, ge=-1, le=MAX_U32, description="not OpenAI's; 0 or -1 keeps all")
-    min_p: float | None = Field(None, description="not OpenAI's")
-    repetition_penalty: float | None = Field(None, description="not OpenAI's")
+    min_p: float | None = between(0, 1, "not OpenAI's")
+    repetition_penalty: float | None = between(0, MAX_REPETITION_PENALTY, "not OpenAI's", above=True)
     min_tokens: Tokens | None = Field(None, description="not OpenAI's")
-    stop_token_ids: list[TokenId] | None = Field(None, description="not OpenAI's")
+    stop_token_ids: list[TokenId] | None = documented("not OpenAI's", maxItems=MAX_STOP_TOKENS)
     ignore_eos: bool | None = Field(None, description="not OpenAI's")
-    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31, description="not OpenAI's; higher goes first")
+    priority: int | None = Field(
+        None,
+        ge=-(1 << 31),
+        lt=1 << 31,
+        description="not OpenAI's; higher goes first",
+        json_schema_extra={"minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY},
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """With the fields that are not served, and what they may say."""
+        schema = handler.resolve_ref_schema(handler(core))
+        for name, idle in cls.unsupported.items():
+            schema["properties"][name] = {"enum": [None, *idle], "description": "not supported"}
+        return schema
 
     @classmethod
     def read(cls, data: bytes) -> Self:
@@ -66,7 +107,7 @@ class GenerationBody(Strict):
             raise HttpError(400, "the body is not a JSON object")
         for name, idle in cls.unsupported.items():
             value = values.pop(name, None)
-            if value is not None and value not in idle:
+            if value is not None and not any(type(value) is type(each) and value == each for each in idle):
                 raise HttpError(400, f"{name} is not supported", name, "unsupported_parameter")
         try:
             return cls.model_validate(values)
@@ -83,9 +124,11 @@ class CompletionBody(GenerationBody):
 
     unsupported = {**GenerationBody.unsupported, "suffix": ("",), "best_of": (1,)}
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+        json_schema_extra={"minLength": 1, "minItems": 1}
+    )
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_U32)
+    logprobs: int | None = Field(None, ge=0, le=MAX_U32, json_schema_extra={"maximum": MAX_TOP_LOGPROBS})
 
 
 class TextPart(Strict):
@@ -94,7 +137,7 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    role: str
+    role: str = Field(json_schema_extra={"minLength": 1})
     content: str | list[TextPart]
     name: str | None = Field(None, description="accepted and not used")
 
@@ -117,10 +160,10 @@ class ChatCompletionBody(GenerationBody):
         "web_search_options": (),
     }
 
-    messages: list[Message]
+    messages: list[Message] = Field(json_schema_extra={"minItems": 1})
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_U32)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_U32, json_schema_extra={"maximum": MAX_TOP_LOGPROBS})
     parallel_tool_calls: bool | None = Field(None, description="accepted and not used: there are no tools")
     metadata: dict[str, str] | None = Field(None, description="accepted and not used")
     service_tier: Literal["auto", "default"] | None = Field(None, description="accepted and not used")

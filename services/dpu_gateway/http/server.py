@@ -74,7 +74,8 @@ def _listen(address: str) -> socket.socket:
         except (OSError, UnicodeError) as error:
             raise PortError(f"cannot listen on {address}: {error}") from error
         family, target = found[0][0], found[0][4]
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    protocol = 0 if family is socket.AF_UNIX else socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY only where it is told
+    listener = socket.socket(family, socket.SOCK_STREAM, protocol)
     try:
         if family is not socket.AF_UNIX:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
