@@ -79,6 +79,7 @@ class Subject:
         self.processes |= {f"gateway {worker}": self.product.gateway(worker) for worker in range(WORKERS)}
 
     def account(self) -> Account:
+        files = {name: process.num_fds() for name, process in self.processes.items()}  # before there are ours
         options = [("grpc.use_local_subchannel_pool", 1)]
         if self.trusted is None:
             channel = grpc.insecure_channel(self.address, options=options)
@@ -96,7 +97,7 @@ class Subject:
             load.free_kv_pages,
             load.running_requests + load.waiting_requests,
             float(opened.split()[-1]),
-            {name: process.num_fds() for name, process in self.processes.items()},
+            files,
         )
 
     def memory(self) -> dict[str, int]:
@@ -178,7 +179,7 @@ def check(soak: Soak, before: Account, after: Account) -> None:
 
 async def run(subject: Subject, arguments: argparse.Namespace) -> None:
     soak = Soak(subject, arguments)
-    await soak.load(WARM_UP, None)
+    await soak.load(WARM_UP if arguments.seconds else min(WARM_UP, arguments.requests // 3), None)
     before, soak.sent = await subject.settled(), 0
     begun = time.monotonic()
     sampler = asyncio.create_task(soak.sample())
