@@ -53,7 +53,9 @@ class System:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        self.gateway: Gateway = await self._stack.enter_async_context(gateway(Behaviour(burst=64)))
+        self.gateway: Gateway = await self._stack.enter_async_context(
+            gateway(Behaviour(burst=64), heartbeat_timeout=60)  # the loop stands still while hypothesis thinks
+        )
         self._files = open_files()
         self.http: httpx2.AsyncClient = await self._stack.enter_async_context(http_client(self.gateway))
 
