@@ -17,6 +17,7 @@ from services.dpu_gateway.settings import GatewaySettings
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+HANDSHAKE_MS = 20_000  # for a connection to speak TLS, if that is asked for, and HTTP/2
 SERVICES = ("", service.SERVICE, control.SERVICE)
 
 
@@ -83,5 +84,6 @@ def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", interval),
         ("grpc.keepalive_timeout_ms", timeout),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", interval // 3),
     ]

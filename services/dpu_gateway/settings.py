@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from pathlib import Path
 from typing import ClassVar, Self
@@ -69,6 +70,9 @@ class GatewaySettings(RingAccessSettings):
     write_limit: float = Field(30.0, gt=0, le=3600, description="for a client to make room for what it is sent")
     keepalive_interval: float = Field(30.0, ge=1, le=3600, description="between pings of idle connections")
     http_keep_alive: int = Field(75, ge=1, le=3600, description="for an idle HTTP connection to stay open")
+    http_max_connections: int = Field(
+        0, ge=0, le=1 << 20, description="open at once, more close the longest idle; 0: half of the file descriptors"
+    )
     keepalive_timeout: float = Field(10.0, ge=1, le=600, description="for the answer to a ping")
 
     @model_validator(mode="after")
@@ -103,6 +107,11 @@ class GatewaySettings(RingAccessSettings):
     def lane_owner(self) -> str:
         """Stable over restarts of this worker."""
         return self.gateway_id or f"{socket.gethostname()}/{self.instance}/{self.worker}"
+
+    @property
+    def most_http_connections(self) -> int:
+        """A descriptor each; the other half is for gRPC's and everything else."""
+        return self.http_max_connections or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
     @property
     def tokenizer_threads(self) -> int:

@@ -79,7 +79,12 @@ class Worker:
             max_body_bytes=settings.max_message_bytes,
         )
         self._tls = _ingress_tls(settings)
-        self._http = HttpServer(api.app(), settings.http_keep_alive, self._tls.http() if self._tls else None)
+        self._http = HttpServer(
+            api.app(),
+            settings.http_keep_alive,
+            settings.most_http_connections,
+            self._tls.http() if self._tls else None,
+        )
         self._socket = socket_path(directory, settings.instance, settings.worker)
         self._log = get_logger()
         self.port = self.http_port = 0

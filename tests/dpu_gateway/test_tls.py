@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
@@ -99,10 +100,15 @@ async def test_mutual_tls_lets_in_only_clients_of_the_authority(files: Files) ->
     files.issue(authority)
     files.client_ca.write_bytes(authority.cert_pem.bytes())
     friend, foe = authority.issue_cert("client.example"), stranger.issue_cert("client.example")
+    expired = authority.issue_cert(
+        "client.example",
+        not_before=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
+        not_after=datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC),
+    )
     async with serving(*files.flags, f"--tls-client-authority={files.client_ca}") as worker:
         assert await by_grpc(worker, authority, friend) is grpc.StatusCode.OK
         assert await by_http(worker, authority, friend) == 200
-        for client in (None, foe):
+        for client in (None, foe, expired):
             assert await by_grpc(worker, authority, client) is grpc.StatusCode.UNAVAILABLE
             with pytest.raises(httpx2.TransportError):
                 await by_http(worker, authority, client)

@@ -7,6 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from services.dpu_gateway.http.connections import Connections
+
 MAX_HEAD_BYTES = 32 << 10  # request line and headers
 HEAD_SECONDS = 20.0  # from a connection, or a request's first byte, to the end of its headers
 BODY_SECONDS = 60.0  # from there to the end of its body
@@ -17,19 +19,22 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes connections that send their request, or read their answer, too slowly, and answers 431 to those that send
     too long a head."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, all_connections: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._all = all_connections
         self._head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None  # of the request
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._all.opened(self)
         self._expect(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
         self._stop_write_timer()
+        self._all.closed(self)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -51,7 +56,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._expect_nothing()
+        self._all.busy(self)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        more = bool(self.pipeline)
+        super().on_response_complete()
+        if not more and not self.transport.is_closing():
+            self._all.idle(self)
+
+    def hang_up(self) -> None:
+        """Close at once: others need its place."""
+        self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()

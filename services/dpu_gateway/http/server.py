@@ -6,12 +6,14 @@ import asyncio
 import logging
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.dpu_gateway.http.connections import Connections
 from services.dpu_gateway.http.protocol import BoundedProtocol
 from services.dpu_gateway.server import PortError
 
@@ -20,14 +22,15 @@ CLOSE_SECONDS = 1  # for answers that were ended to leave
 
 
 class HttpServer:
-    """``start``, then ``stop``. ``keep_alive`` in seconds is how long an idle connection may stay; ``tls`` makes it
-    HTTPS."""
+    """``start``, then ``stop``. ``keep_alive`` in seconds is how long an idle connection may stay, if
+    ``max_connections`` leave it its place; ``tls`` makes it HTTPS."""
 
-    def __init__(self, app: ASGIApp, keep_alive: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: ASGIApp, keep_alive: int, max_connections: int, tls: ssl.SSLContext | None = None) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a client's broken request is no event of ours
+        protocol = partial(BoundedProtocol, all_connections=Connections(max_connections))
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=protocol,  # type: ignore[arg-type]  # it is called, and nothing else
             ws="none",
             lifespan="off",
             interface="asgi3",

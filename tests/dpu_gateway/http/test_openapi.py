@@ -48,7 +48,9 @@ async def schemathesis(system: Gateway, directory: Path, *flags: str) -> str:
 
 @pytest.mark.timeout(3600 if LONG else 120)
 async def test_everything_that_the_document_allows_and_forbids_is_answered_as_it_says(tmp_path: Path) -> None:
-    async with gateway(Behaviour(burst=64), INFO, listen=ANY_PORT, http_listen=ANY_PORT) as system:
+    async with gateway(
+        Behaviour(burst=64), INFO, listen=ANY_PORT, http_listen=ANY_PORT, heartbeat_timeout=60
+    ) as system:
         before = open_files()
         text = await schemathesis(system, tmp_path)
         assert "Operations:       7 selected / 7 total" in text
