@@ -38,6 +38,7 @@ def pack_record(
     frequency_penalty: float = 0.0,
     top_k: int = 0,
     stop_tokens: Sequence[int] = (),
+    cache_salt: tuple[int, int] = (0, 0),
 ) -> bytes:
     """The bytes that a gateway writes at the record's offset; the room for max_tokens stays unwritten.
 
@@ -72,6 +73,7 @@ def pack_record(
             len(stop_tokens),
             *stop_tokens,
             *_NO_STOP_TOKENS[len(stop_tokens) :],
+            *cache_salt,
         )
     except (struct.error, OverflowError) as error:
         raise ValueError(f"a value of the request does not fit its descriptor field: {error}") from error

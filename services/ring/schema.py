@@ -65,7 +65,7 @@ class SlotPhase(enum.IntEnum):
 
 
 class LogKind(enum.IntEnum):
-    ADMITTED = 1  # value: seconds waited
+    ADMITTED = 1  # value: seconds waited, token: prompt tokens found in the prefix cache
     TOP_LOGPROB = 2  # token, value: its log-probability; belongs to the next TOKEN of the same slot
     TOKEN = 3  # token, value: its log-probability (0 unless asked for)
     FINISH = 4  # detail: FinishReason, token: RejectCode when REJECTED
@@ -108,6 +108,7 @@ MAX_ADDITIVE_PENALTY = 2.0
 class DescriptorFlag(enum.IntFlag):
     IGNORE_EOS = 1
     LOGPROBS = 2
+    NO_PREFIX_CACHE = 4  # neither found in the prefix cache nor kept there
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,9 @@ ENGINE_COUNTERS = Struct(
         Field("running", "u32", "sequences that hold KV pages"),
         Field("waiting", "u32", "sequences in the queue"),
         Field("kv_pages_total", "u32", "pages of the KV cache"),
-        Field("kv_pages_free", "u32", "pages held by no sequence"),
+        Field("kv_pages_free", "u32", "pages held by no sequence, those that the prefix cache keeps among them"),
+        Field("prefix_cache_queries", "u64", "prompt tokens looked for in the prefix cache, once a request"),
+        Field("prefix_cache_hits", "u64", "of them found: their pages were not computed again"),
     ),
 )
 
@@ -277,6 +280,7 @@ DESCRIPTOR = Struct(
         Field("top_k", "u32", "0 for all"),
         Field("stop_token_count", "u32", "used entries of stop_tokens"),
         Field("stop_tokens", "u32", "end the request beside the model's own", MAX_STOP_TOKENS),
+        Field("cache_salt", "u64", "requests of the same salt share cached prefixes", 2),
     ),
 )
 

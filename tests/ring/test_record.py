@@ -25,6 +25,7 @@ VALUES = {
     "presence_penalty": -2.0,
     "frequency_penalty": 2.0,
     "top_k": 40,
+    "cache_salt": [2**64 - 1, 5],
 }
 
 
