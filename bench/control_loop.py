@@ -72,7 +72,14 @@ class TimedStep:
 
 @contextmanager
 def bench_engine(
-    step: TimedStep, rows: int, tokens: int, *, threads: int = THREADS, trace: bool = False, **settings: int
+    step: TimedStep,
+    rows: int,
+    tokens: int,
+    *,
+    threads: int = THREADS,
+    trace: bool = False,
+    prefix_cache: bool = False,
+    **settings: int,
 ) -> Iterator[Serving]:
     """An engine with room for ``rows`` requests of ``tokens`` tokens in LANES lanes."""
     slots = -(-rows // LANES)
@@ -95,6 +102,7 @@ def bench_engine(
         page_count=rows * (context // 16 + 1),
         max_running=rows,
         max_batched_tokens=budget,
+        prefix_cache=prefix_cache,
         **settings,
     ) as engine:
         yield engine

@@ -61,6 +61,7 @@ class BootstrapSettings(RingAccessSettings):
     )
     max_waiting: int = Field(256, ge=1, le=1 << 20, description="requests queued; more are refused")
     priority_boost: int = Field(32, ge=0, le=1 << 16, description="requests of its lane that one priority may overtake")
+    prefix_cache: bool = Field(True, description="keep KV pages and share them among requests that begin alike")
     threads: int = Field(0, ge=0, le=1024, description="of the cpu engine; 0: the CPUs that this process may use")
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="for running requests to finish after SIGTERM")
 

@@ -29,6 +29,7 @@ class SchedulerSettings(TypedDict):
     max_waiting: int
     priority_boost: int
     lease_us: int
+    prefix_cache: bool
     eos_token_ids: Sequence[int]
 
 
@@ -45,6 +46,7 @@ class EngineLimits:
         max_waiting: queued requests; one more ends with QUEUE_FULL.
         lease_timeout_ms: a lane whose gateway is silent for longer is reclaimed.
         priority_boost: requests of its own lane that one level of priority lets a request overtake.
+        prefix_cache: whether KV pages are kept after their requests and found by requests that begin alike.
     """
 
     context: int
@@ -55,6 +57,7 @@ class EngineLimits:
     max_waiting: int
     lease_timeout_ms: int
     priority_boost: int = 32
+    prefix_cache: bool = False
 
     def scheduler_settings(self, eos_token_ids: Sequence[int]) -> SchedulerSettings:
         return {
@@ -65,6 +68,7 @@ class EngineLimits:
             "max_waiting": self.max_waiting,
             "priority_boost": self.priority_boost,
             "lease_us": self.lease_timeout_ms * 1000,
+            "prefix_cache": self.prefix_cache,
             "eos_token_ids": eos_token_ids,
         }
 

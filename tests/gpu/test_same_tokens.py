@@ -28,9 +28,9 @@ CHOSEN = [GOLDENS[i] for i in (0, 3, 7, 11)]  # prompts of 4, 25, 16 and 350 tok
 PAGE_SIZE = 16
 
 
-def limits(**changes: int) -> EngineLimits:
+def limits(*, prefix_cache: bool = False, **changes: int) -> EngineLimits:
     sizes = {"page_size": PAGE_SIZE, "kv_pages": 8192, "max_running": 256, "max_batched_tokens": 512, "context": 512}
-    return EngineLimits(**(sizes | changes), max_waiting=512, lease_timeout_ms=30_000)
+    return EngineLimits(**(sizes | changes), prefix_cache=prefix_cache, max_waiting=512, lease_timeout_ms=30_000)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ class SchedulerConfig:
         max_waiting: int = 1024,
         priority_boost: int = 32,
         lease_us: int = 5_000_000,
+        prefix_cache: bool = False,
         eos_token_ids: Sequence[int] = (),
     ) -> None: ...
     @property
@@ -53,6 +54,9 @@ class SchedulerConfig:
     @property
     def lease_us(self) -> int:
         """A lane whose lease was not renewed for longer is reclaimed."""
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether pages are kept after their requests and found by requests that begin alike."""
     @property
     def eos_token_ids(self) -> list[int]: ...
 
@@ -92,6 +96,9 @@ class Step:
     @property
     def sampling(self) -> npt.NDArray[np.void]:
         """[samples] of ROW_SAMPLING"""
+    @property
+    def request(self) -> npt.NDArray[np.uint32]:
+        """[rows] uint32: lane * slots_per_lane + slot"""
     @property
     def history(self) -> npt.NDArray[np.uint32]:
         """[lanes * arena words] uint32"""
@@ -164,7 +171,11 @@ class Scheduler:
     def drained(self) -> bool:
         """Bootstrap asked to drain or stop, and no request is live."""
     @property
-    def free_pages(self) -> int: ...
+    def free_pages(self) -> int:
+        """Pages that a request could take, idle ones of the prefix cache among them."""
+    @property
+    def idle_pages(self) -> int:
+        """Cached pages that no running request has."""
     @property
     def free_lines(self) -> int: ...
     @property
@@ -174,7 +185,12 @@ class Scheduler:
     def promised_log_entries(self) -> int:
         """Log entries kept back for ADMITTED and FINISH of live requests, all lanes together."""
     def page_owners(self) -> list[int]:
-        """[page_count]: -1 for a free page, lane * slots_per_lane + slot of its owner, -2 if lost or held twice."""
+        """[page_count]: -1 for a free or idle page, lane * slots_per_lane + slot of its owner or of one that shares it;
+        -2 if it is lost, held twice though not cached, or its references are miscounted."""
+    def cached_prefixes(self) -> list[list[int]]:
+        """For each cached page all tokens from its sequence's first to its own last."""
+    def set_prefix_key_mask(self, mask: int) -> None:
+        """For tests, after ``start``: few bits make different tokens have the same key in the prefix cache."""
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
         """[bytes], whole pages: all that the core owns, the step's arrays too. For who pins it; not to be written."""

@@ -5,8 +5,20 @@
 
 namespace blink::core {
 
-BLINK_FN bool fits(const State& state, const Request& request) {
-  return state.free_line_count > 0 && pages_for(state, request.known) <= state.free_page_count;
+struct Room {
+  bool enough;
+  u32 cached;  // the request's first pages that the prefix cache has
+};
+
+// Whether `request` could be admitted now. What running requests share with it takes no available page.
+template <class Context>
+BLINK_RARE_FN Room room_for(Context& context, State& state, const Request& request) {
+  if (state.free_line_count == 0) return {false, 0};
+  const u32 cached = find_prefix(context, state, request);
+  u64 shared = 0;
+  strided(context, cached, [&](u64 i) { shared += state.prefixes.pages[state.prefixes.found[i]].references != 0; });
+  if (cached != 0) shared = sum(context, shared);
+  return {pages_for(state, request.known) - shared <= available_pages(state), cached};
 }
 
 // A lane's log must have room for a token of each of its running requests above ADMITTED and FINISH for each slot.
@@ -22,6 +34,15 @@ BLINK_RARE_FN u32 last_paused(Context& context, const State& state) {
                    [&](u32 i) { return state.lanes[state.requests[state.running.items[i]].lane].paused != 0; });
 }
 
+// This thread's part of the pages that nobody else would keep from others if `request` were gone.
+template <class Context>
+BLINK_FN u64 pages_of_its_own(Context& context, const State& state, const Request& request) {
+  const i32* table = table_line(state, request);
+  u64 pages = context.thread() == 0 ? request.pages - request.cached : 0;
+  strided(context, request.cached, [&](u64 i) { pages += state.prefixes.pages[table[i]].references == 1; });
+  return pages;
+}
+
 // The first place of the running requests that `request` may displace: all from there on have strictly lower priority
 // and come later. Returns the running count when they would not make room enough.
 template <class Context>
@@ -33,9 +54,9 @@ BLINK_RARE_FN u32 first_displaced(Context& context, const State& state, const Re
                              [&](u32 i) { return at(i).priority >= request.priority || goes_before(at(i), request); });
   const u32 first = kept == kNone ? 0 : kept + 1;
   u64 pages = 0;
-  for (u64 i = first + context.thread(); i < count; i += context.threads()) pages += at(static_cast<u32>(i)).pages;
+  for (u32 i = first; i < count; ++i) pages += pages_of_its_own(context, state, at(i));
   pages = sum(context, pages);
-  return first < count && state.free_page_count + pages >= pages_for(state, request.known) ? first : count;
+  return first < count && available_pages(state) + pages >= pages_for(state, request.known) ? first : count;
 }
 
 // Requests evicted by this plan wait in `state.ended` until the waiting queue may change.
@@ -45,12 +66,14 @@ struct Evicted {
 };
 
 template <class Context>
-BLINK_RARE_FN void make_room(Context& context, State& state, const Request& request, Evicted& evicted) {
-  while (!fits(state, request)) {
+BLINK_RARE_FN Room make_room(Context& context, State& state, const Request& request, Evicted& evicted) {
+  while (true) {
+    const Room room = room_for(context, state, request);
+    if (room.enough) return room;
     u32 victim = last_paused(context, state);
     const bool paused = victim != kNone;
     if (!paused) {
-      if (first_displaced(context, state, request) == state.running.count) return;
+      if (first_displaced(context, state, request) == state.running.count) return room;
       victim = state.running.count - 1;
     }
     const u32 index = evict(context, state, victim);
@@ -78,9 +101,9 @@ BLINK_RARE_FN void admit_waiting(Context& context, State& state) {
     }
     // What was just displaced comes before all that follow it.
     if (evicted.displaced != kNone && goes_before(state.requests[evicted.displaced], request)) break;
-    make_room(context, state, request, evicted);
-    if (!fits(state, request)) break;
-    admit(context, state, state.waiting.items[i]);
+    const Room room = make_room(context, state, request, evicted);
+    if (!room.enough) break;
+    admit(context, state, state.waiting.items[i], room.cached);
     ++admitted;
   }
   if (admitted != 0) {

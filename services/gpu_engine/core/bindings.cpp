@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "services/gpu_engine/core/audit.hpp"
@@ -22,8 +23,9 @@ template <class T, int Dimensions>
 using Result = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
 Config make_config(u32 page_size, u32 page_count, u32 max_running, u32 max_batched_tokens, u32 max_waiting,
-                   u32 priority_boost, u64 lease_us, const std::vector<u32>& eos_token_ids) {
-  Config config{page_size, page_count, max_running, max_batched_tokens, max_waiting, priority_boost, lease_us, 0, {}};
+                   u32 priority_boost, u64 lease_us, bool prefix_cache, const std::vector<u32>& eos_token_ids) {
+  Config config{page_size,    page_count, max_running, max_batched_tokens, max_waiting, priority_boost, lease_us,
+                prefix_cache, 0,          {}};
   require("number of eos_token_ids", eos_token_ids.size(), 0, kMaxEosTokens);
   for (const u32 token : eos_token_ids) config.eos[config.eos_count++] = token;
   check(config);
@@ -45,6 +47,7 @@ class StepView {
     sequence = array(step.sequence, {config.max_running}, capsule);
     page_table = array(step.page_table, {config.max_running, state.pages_per_sequence}, capsule);
     sample_row = array(step.sample_row, {config.max_running}, capsule);
+    request = array(step.request, {config.max_running}, capsule);
     history = array(state.history, {state.ring.info.lanes * state.ring.arena_words()}, capsule);
     const nb::object bytes =
         array(reinterpret_cast<u8*>(step.sampling), {config.max_running, sizeof(RowSampling)}, capsule);
@@ -90,7 +93,7 @@ class StepView {
   u32 rows() const { return state_.step.rows; }
   u32 samples() const { return state_.step.samples; }
 
-  nb::object token_ids, positions, row_start, kv_length, sequence, page_table, sample_row, sampling, history;
+  nb::object token_ids, positions, row_start, kv_length, sequence, page_table, sample_row, sampling, request, history;
 
  private:
   template <class T>
@@ -135,29 +138,52 @@ class Scheduler {
     host.commit(now_us, result);
   }
 
-  // Who holds each page: -1 for nobody, else the lane's slot as lane * slots_per_lane + slot; -2 for a page that is
-  // lost or held twice. For tests: looks at everything.
+  // Who holds each page: -1 for nobody, else the lane's slot as lane * slots_per_lane + slot, of shared pages one of
+  // them; -2 for a page that is lost, held twice though not cached, or whose references are miscounted. For tests:
+  // looks at everything.
   std::vector<i32> page_owners() const {
     const State& state = host.state();
-    std::vector<i32> owners(state.config.page_count, -2);
-    std::vector<u32> holders(state.config.page_count, 0);
-    for (u32 i = 0; i < state.free_page_count; ++i) {
-      owners[state.free_pages[i]] = -1;
-      ++holders[state.free_pages[i]];
+    const u32 count = state.config.page_count;
+    std::vector<i32> owners(count, -1);
+    std::vector<u32> free(count, 0), idle(count, 0), own(count, 0), references(count, 0);
+    for (u32 i = 0; i < state.free_page_count; ++i) ++free[state.free_pages[i]];
+    for (u32 i = 0; i < state.idle.length; ++i) {
+      const u32 place = idle_place(state, i), page = state.idle.queue[place];
+      idle[page] += state.prefixes.pages[page].idle_place == place;
     }
     for (u32 i = 0; i < state.running.count; ++i) {
       const u32 index = state.running.items[i];
       const Request& request = state.requests[index];
       for (u32 j = 0; j < request.pages; ++j) {
-        const i32 page = state.step.page_table[u64{request.line} * state.pages_per_sequence + j];
+        const i32 page = table_line(state, request)[j];
         owners[page] = static_cast<i32>(index);
-        ++holders[page];
+        ++(j < request.cached ? references : own)[page];
       }
     }
-    for (u32 page = 0; page < owners.size(); ++page) {
-      if (holders[page] != 1) owners[page] = -2;
+    for (u32 page = 0; page < count; ++page) {
+      const u32 shared = references[page] != 0;
+      const bool counted = !shared || references[page] == state.prefixes.pages[page].references;
+      if (free[page] + idle[page] + own[page] + shared != 1 || !counted) owners[page] = -2;
     }
     return owners;
+  }
+
+  // Tokens of the sequence whose last page each cached page is, first those of its parents; for tests.
+  std::vector<std::vector<u32>> cached_prefixes() const {
+    const State& state = host.state();
+    const PrefixIndex& index = state.prefixes;
+    std::vector<std::vector<u32>> prefixes;
+    for (u32 bucket = 0; bucket < index.bucket_count; ++bucket) {
+      for (u32 page = index.buckets[bucket]; page != kNone; page = index.pages[page].next) {
+        std::vector<u32> tokens;
+        for (u32 part = page; part != kNone; part = index.pages[part].parent) {
+          const u32* first = index.tokens + u64{part} * state.config.page_size;
+          tokens.insert(tokens.begin(), first, first + state.config.page_size);
+        }
+        prefixes.push_back(std::move(tokens));
+      }
+    }
+    return prefixes;
   }
 
   nb::object memory() const {
@@ -185,12 +211,13 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](Config* self, u32 page_size, u32 page_count, u32 max_running, u32 max_batched_tokens, u32 max_waiting,
-             u32 priority_boost, u64 lease_us, const std::vector<u32>& eos_token_ids) {
+             u32 priority_boost, u64 lease_us, bool prefix_cache, const std::vector<u32>& eos_token_ids) {
             new (self) Config(make_config(page_size, page_count, max_running, max_batched_tokens, max_waiting,
-                                          priority_boost, lease_us, eos_token_ids));
+                                          priority_boost, lease_us, prefix_cache, eos_token_ids));
           },
           nb::kw_only(), "page_size"_a, "page_count"_a, "max_running"_a, "max_batched_tokens"_a, "max_waiting"_a = 1024,
-          "priority_boost"_a = 32, "lease_us"_a = 5'000'000, "eos_token_ids"_a = std::vector<u32>())
+          "priority_boost"_a = 32, "lease_us"_a = 5'000'000, "prefix_cache"_a = false,
+          "eos_token_ids"_a = std::vector<u32>())
       .def_ro("page_size", &Config::page_size)
       .def_ro("page_count", &Config::page_count)
       .def_ro("max_running", &Config::max_running)
@@ -198,6 +225,7 @@ NB_MODULE(_core, module) {
       .def_ro("max_waiting", &Config::max_waiting)
       .def_ro("priority_boost", &Config::priority_boost)
       .def_ro("lease_us", &Config::lease_us)
+      .def_prop_ro("prefix_cache", [](const Config& config) { return config.prefix_cache != 0; })
       .def_prop_ro("eos_token_ids",
                    [](const Config& config) { return std::vector<u32>(config.eos, config.eos + config.eos_count); });
 
@@ -213,6 +241,7 @@ NB_MODULE(_core, module) {
       .def_prop_ro("page_table", [](const StepView& s) { return s.page_table; })
       .def_prop_ro("sample_row", [](const StepView& s) { return s.head(s.sample_row, s.samples()); })
       .def_prop_ro("sampling", [](const StepView& s) { return s.head(s.sampling, s.samples()); })
+      .def_prop_ro("request", [](const StepView& s) { return s.head(s.request, s.rows()); })
       .def_prop_ro("history", [](const StepView& s) { return s.history; });
 
   nb::class_<Scheduler>(module, "Scheduler")
@@ -248,12 +277,16 @@ NB_MODULE(_core, module) {
                      const State& state = s.host.state();
                      return refuses_new(state) && state.running.count + state.waiting.count == 0;
                    })
-      .def_prop_ro("free_pages", [](const Scheduler& s) { return s.host.state().free_page_count; })
+      .def_prop_ro("free_pages", [](const Scheduler& s) { return available_pages(s.host.state()); })
+      .def_prop_ro("idle_pages", [](const Scheduler& s) { return s.host.state().idle.count; })
       .def_prop_ro("free_lines", [](const Scheduler& s) { return s.host.state().free_line_count; })
       .def_prop_ro("held_arena_lines", [](const Scheduler& s) { return audit(s.host.state()).held_arena_lines; })
       .def_prop_ro("promised_log_entries",
                    [](const Scheduler& s) { return audit(s.host.state()).promised_log_entries; })
       .def("page_owners", &Scheduler::page_owners)
+      .def("cached_prefixes", &Scheduler::cached_prefixes)
+      .def(
+          "set_prefix_key_mask", [](Scheduler& s, u64 mask) { s.host.state().prefixes.key_mask = mask; }, "mask"_a)
       .def_prop_ro("memory", &Scheduler::memory)
       .def_prop_ro("call_ns", [](const Scheduler& s) { return s.host.call_ns(); });
 }

@@ -134,6 +134,7 @@ BLINK_FN void absorb(Context& context, State& state, u64 now_us, const StepResul
         stage_entries(state, result, row, absorbed, head + (before & 0xFFFFFFFF));
       });
   sums.packed = sum(context, sums.packed);
+  if (state.config.prefix_cache && state.step.tokens != rows) publish_prompts(context, state, rows);
   if (sums.ending() != 0) release_ended(context, state, state.running);
   strided(context, state.ring.info.lanes, [&](u64 i) { state.lanes[i].step_promised = 0; });
   leader(context, [&] {

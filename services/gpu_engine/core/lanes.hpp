@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "services/gpu_engine/core/state.hpp"
+#include "services/gpu_engine/core/page_pool.hpp"
 
 namespace blink::core {
 
@@ -107,7 +107,7 @@ BLINK_FN void publish_counters(State& state) {
   counters.running = state.running.count;
   counters.waiting = state.waiting.count;
   counters.kv_pages_total = state.config.page_count;
-  counters.kv_pages_free = state.free_page_count;
+  counters.kv_pages_free = available_pages(state);
   u64* words = state.ring.at<u64>(ring::kEngineCountersOffset);
   for (u32 i = 0; i < offsetof(ring::EngineCounters, padding) / sizeof(u64); ++i) {
     u64 word;

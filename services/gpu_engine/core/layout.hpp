@@ -7,6 +7,21 @@
 
 namespace blink::core {
 
+// Of the prefix cache, if there is one.
+template <class Take>
+void lay_out_prefixes(State& state, const Take& take) {
+  PrefixIndex& prefixes = state.prefixes;
+  const u64 pages = state.config.prefix_cache ? state.config.page_count : 0;
+  prefixes.bucket_count = pages == 0 ? 0 : 1;
+  while (prefixes.bucket_count < pages) prefixes.bucket_count *= 2;
+  take(prefixes.pages, pages);
+  take(prefixes.tokens, pages * state.config.page_size);
+  take(prefixes.buckets, prefixes.bucket_count);
+  take(prefixes.found, pages == 0 ? 0 : state.pages_per_sequence);
+  take(prefixes.chain, pages == 0 ? 0 : state.pages_per_sequence);
+  take(state.idle.queue, 2 * pages);
+}
+
 // Lays the arrays out from `memory` (64-byte aligned, zeroed) and returns the bytes they take. With a null `memory`
 // only the size is computed. `state.config` and `state.ring` are set already.
 inline u64 lay_out(State& state, u8* memory) {
@@ -32,6 +47,7 @@ inline u64 lay_out(State& state, u8* memory) {
   take(state.ended, requests);
   take(state.free_pages, config.page_count);
   take(state.free_lines, config.max_running);
+  lay_out_prefixes(state, take);
   take(state.step.token_ids, config.max_batched_tokens);
   take(state.step.positions, config.max_batched_tokens);
   take(state.step.row_start, config.max_running + 1);

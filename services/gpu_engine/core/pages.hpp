@@ -5,18 +5,22 @@
 
 namespace blink::core {
 
-// Gives waiting request `index` a line and pages for all its known tokens; both are there.
+// Gives waiting request `index` a line and pages for all its known tokens; both are there. The first `cached` pages
+// are those that `find_prefix` has just found.
 template <class Context>
-BLINK_RARE_FN void admit(Context& context, State& state, u32 index) {
+BLINK_RARE_FN void admit(Context& context, State& state, u32 index, u32 cached) {
   Request& request = state.requests[index];
   const u32 pages = pages_for(state, request.known);
-  const u32 top = state.free_page_count;
+  const u32 found = smaller(cached * state.config.page_size, request.prompt_tokens);  // tokens
   leader(context, [&] {
     Lane& lane = state.lanes[request.lane];
     request.line = state.free_lines[--state.free_line_count];
     request.pages = pages;
+    request.cached = cached;
+    if (cached != 0) request.chain = state.prefixes.chain[cached - 1];
+    request.computed = cached * state.config.page_size;
+    request.counted = larger(request.counted, found);
     request.phase = static_cast<u8>(ring::SlotPhase::kRunning);
-    state.free_page_count = top - pages;
     state.virtual_round =
         larger(state.virtual_round, request.order + static_cast<i64>(request.priority) * state.config.priority_boost);
     --lane.waiting;
@@ -27,13 +31,21 @@ BLINK_RARE_FN void admit(Context& context, State& state, u32 index) {
       --lane.promised;
       const float waited = static_cast<float>(state.now_us - request.submitted_us) * 1e-6f;
       write_log(state.ring, request.lane, lane.log_head++, request.position, request.slot, ring::LogKind::kAdmitted, 0,
-                0, waited);
+                found, waited);
+      if (request.shares) {
+        state.counters.prefix_cache_queries += request.prompt_tokens;
+        state.counters.prefix_cache_hits += found;
+      }
     }
     set_slot_status(state.ring, request.lane, request.slot, request.position, ring::SlotPhase::kRunning,
                     ring::FinishReason::kNone);
   });
-  i32* table = state.step.page_table + static_cast<u64>(request.line) * state.pages_per_sequence;
-  for_each(context, pages, [&](u64 i) { table[i] = static_cast<i32>(state.free_pages[top - 1 - i]); });
+  if (cached != 0) adopt_pages(context, state, request, 0, cached);
+  const u32 fresh = pages - cached;
+  ensure_free(context, state, fresh);
+  i32* table = table_line(state, request) + cached;
+  strided(context, fresh, [&](u64 i) { table[i] = static_cast<i32>(state.free_pages[state.free_page_count - 1 - i]); });
+  leader(context, [&] { state.free_page_count -= fresh; });
   insert(context, state, state.running, index);
 }
 
@@ -43,8 +55,8 @@ template <class Context>
 BLINK_RARE_FN u32 evict(Context& context, State& state, u32 place) {
   const u32 index = state.running.items[place];
   Request& request = state.requests[index];
-  leader(context, [&] { request.page_base = state.free_page_count; });
-  push_pages(context, state, request);
+  publish_pages(context, state, request);
+  release_pages(context, state, request);
   const u32 last = state.running.count - 1;
   for (u32 from = place; from < last; from += context.threads()) {
     const u32 i = from + context.thread();
@@ -56,9 +68,7 @@ BLINK_RARE_FN u32 evict(Context& context, State& state, u32 place) {
   leader(context, [&] {
     Lane& lane = state.lanes[request.lane];
     state.running.count = last;
-    state.free_page_count += request.pages;
     state.free_lines[state.free_line_count++] = request.line;
-    request.pages = 0;
     request.line = kNone;
     request.computed = 0;
     request.phase = static_cast<u8>(ring::SlotPhase::kWaiting);

@@ -66,7 +66,7 @@ template <class Context>
 BLINK_FN DecodeRows secure_decode_rows(Context& context, State& state) {
   while (true) {
     const DecodeRows chosen = choose_decode_rows(context, state);
-    if (chosen.new_pages <= state.free_page_count) return chosen;
+    if (chosen.new_pages <= available_pages(state)) return chosen;
     u32 victim = last_paused(context, state);
     if (victim == kNone) victim = state.running.count - 1;
     const u32 index = evict(context, state, victim);
@@ -182,6 +182,7 @@ BLINK_FN bool plan(Context& context, State& state, u64 now_us) {
   const u32 rows = decode.rows + prefill.rows;
   if (rows == 0) return false;
 
+  ensure_free(context, state, decode.new_pages);
   const u32 page_top = state.free_page_count;
   strided(context, decode.rows, [&](u64 row) { fill_decode_row(state, static_cast<u32>(row), page_top); });
   for (u32 row = decode.rows; row < rows; ++row) fill_prefill_row(context, state, row);

@@ -1,16 +1,10 @@
 // Requests leave: their FINISH entry, pages, page table line, arena lines and slot.
 #pragma once
 
+#include "services/gpu_engine/core/prefix_cache.hpp"
 #include "services/gpu_engine/core/queue.hpp"
 
 namespace blink::core {
-
-// Gives the pages of `request` back. All threads; the caller counts them.
-template <class Context>
-BLINK_FN void push_pages(Context& context, State& state, const Request& request) {
-  const i32* pages = state.step.page_table + static_cast<u64>(request.line) * state.pages_per_sequence;
-  strided(context, request.pages, [&](u64 i) { state.free_pages[request.page_base + i] = static_cast<u32>(pages[i]); });
-}
 
 // Marks or clears the arena lines of a record. Each word of the bitmap is written by one thread.
 template <class Context>
@@ -73,21 +67,18 @@ BLINK_RARE_FN void release_ended(Context& context, State& state, Queue& queue) {
         if (ending != kSilently) ++state.counters.finished[ending];
       });
 
-  // High half: lines given back; low half: pages.
-  const u64 freed = scan(
-      context, count,
-      [&](u32 i) -> u64 {
-        const Request& request = requests[state.ended[i]];
-        return (request.line != kNone ? u64{1} << 32 : 0) | request.pages;
-      },
+  const u64 freed_lines = scan(
+      context, count, [&](u32 i) -> u64 { return requests[state.ended[i]].line != kNone; },
       [&](u32 i, u64 before) {
-        Request& request = requests[state.ended[i]];
-        if (request.line != kNone) state.free_lines[state.free_line_count + (before >> 32)] = request.line;
-        request.page_base = state.free_page_count + (before & 0xFFFFFFFF);
+        const u32 line = requests[state.ended[i]].line;
+        if (line != kNone) state.free_lines[state.free_line_count + before] = line;
       });
   for (u32 i = 0; i < count; ++i) {
-    const Request& request = requests[state.ended[i]];
-    if (request.pages != 0) push_pages(context, state, request);
+    Request& request = requests[state.ended[i]];
+    if (request.pages != 0) {
+      publish_pages(context, state, request);
+      release_pages(context, state, request);
+    }
     mark_lines(context, state, request.lane, request.first_line, request.lines, false);
     context.barrier();  // the next record may share a word of the bitmap
   }
@@ -102,13 +93,9 @@ BLINK_RARE_FN void release_ended(Context& context, State& state, Queue& queue) {
         request.ending == kSilently ? ring::FinishReason::kCancelled : static_cast<ring::FinishReason>(request.ending));
     request.phase = static_cast<u8>(ring::SlotPhase::kFree);
     request.ending = 0;
-    request.pages = 0;
     request.line = kNone;
   });
-  leader(context, [&] {
-    state.free_line_count += static_cast<u32>(freed >> 32);
-    state.free_page_count += static_cast<u32>(freed & 0xFFFFFFFF);
-  });
+  leader(context, [&] { state.free_line_count += static_cast<u32>(freed_lines); });
 }
 
 }  // namespace blink::core

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ring_layout.hpp"
-#include "services/gpu_engine/core/platform.hpp"
+#include "services/gpu_engine/core/prefix_index.hpp"
 
 namespace blink::core {
 
@@ -70,12 +70,15 @@ struct alignas(64) Request : Progress, Bounds, Origin {
   u64 arrival;
   u64 submitted_us;
   u64 log_index;   // scratch: where its FINISH entry goes
-  u64 page_base;   // scratch: where its pages go in the free stack
-  u32 counted;     // prompt tokens in EngineCounters already
+  u32 counted;     // prompt tokens in EngineCounters already, or found in the prefix cache
   u32 first_line;  // of its record in the arena
   u32 lines;
   i32 priority;
+  u64 chain;             // of its cached pages (prefix_index.hpp)
+  u32 cached;            // how many of its first pages are
+  u32 shares;            // 1: its prefix is looked for, and found by others
   RowSampling sampling;  // template of its rows; `suppress` holds all its end tokens
+  CacheSalt salt;
 };
 
 static_assert(sizeof(Request) == 5 * 64);

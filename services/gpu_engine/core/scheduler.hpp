@@ -48,6 +48,7 @@ BLINK_RARE_FN void start(Context& context, State& state, u64 epoch, u64 first_po
   });
   strided(context, static_cast<u64>(info.lanes) * state.bitmap_words, [&](u64 i) { state.used_lines[i] = 0; });
   const Config& config = state.config;
+  strided(context, state.prefixes.bucket_count, [&](u64 i) { state.prefixes.buckets[i] = kNone; });
   strided(context, config.page_count,
           [&](u64 i) { state.free_pages[i] = static_cast<u32>(config.page_count - 1 - i); });
   strided(context, config.max_running,
@@ -55,6 +56,9 @@ BLINK_RARE_FN void start(Context& context, State& state, u64 epoch, u64 first_po
   leader(context, [&] {
     state.waiting.count = state.running.count = 0;
     state.free_page_count = config.page_count;
+    state.prefixes.seed = mixed(epoch);
+    state.prefixes.key_mask = ~u64{0};
+    state.idle.begin = state.idle.length = state.idle.count = 0;
     state.free_line_count = config.max_running;
     state.step.tokens = state.step.rows = state.step.samples = state.step.in_flight = 0;
     state.arrivals = 0;

@@ -15,6 +15,7 @@ struct Config {
   u32 max_waiting;         // requests queued by submission; preempted ones come on top
   u32 priority_boost;      // rounds that one priority is worth
   u64 lease_us;            // a lane whose lease is not renewed for this long is reclaimed
+  u32 prefix_cache;        // 1: pages are kept after their requests and found by those that begin alike
   u32 eos_count;
   u32 eos[kMaxEosTokens];  // the model's own end tokens
 };
@@ -88,6 +89,15 @@ struct Queue {
   u32 count;
 };
 
+// Cached pages without references, in the order in which they lost the last one. Whoever is referenced again leaves a
+// void entry behind: an entry counts if its page says that it lies there.
+struct IdlePages {
+  u32* queue;  // [2 * page_count] circular
+  u32 begin;   // place of the oldest entry
+  u32 length;  // entries
+  u32 count;   // of them not void
+};
+
 struct State {
   Config config;
   RingView ring;
@@ -105,6 +115,8 @@ struct State {
   u32* free_lines;    // [max_running] stack
   u32 free_page_count;
   u32 free_line_count;
+  PrefixIndex prefixes;
+  IdlePages idle;
   Step step;
   StagedEntries* staged;  // [max_running] of the last step
   u32 staged_rows;        // not yet published

@@ -14,8 +14,9 @@ BLINK_FN u64 record_bytes(const ring::Descriptor& descriptor) {
 BLINK_FN bool within(float value, float low, float high) { return value >= low && value <= high; }
 
 BLINK_FN bool sampling_is_valid(const ring::Descriptor& d) {
-  constexpr u32 kFlags =
-      static_cast<u32>(ring::DescriptorFlag::kIgnoreEos) | static_cast<u32>(ring::DescriptorFlag::kLogprobs);
+  constexpr u32 kFlags = static_cast<u32>(ring::DescriptorFlag::kIgnoreEos) |
+                         static_cast<u32>(ring::DescriptorFlag::kLogprobs) |
+                         static_cast<u32>(ring::DescriptorFlag::kNoPrefixCache);
   return within(d.temperature, 0.0f, ring::kMaxTemperature) && within(d.top_p, 0.0f, 1.0f) && d.top_p != 0.0f &&
          within(d.min_p, 0.0f, 1.0f) && within(d.repetition_penalty, 0.0f, ring::kMaxRepetitionPenalty) &&
          d.repetition_penalty != 0.0f &&

@@ -41,6 +41,7 @@ class Stream:
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[list[int]] = field(default_factory=list)
     admitted: int = 0
+    cached_tokens: int = 0
     reason: FinishReason | None = None
     code: RejectCode | None = None
     pending: list[int] = field(default_factory=list)
@@ -54,6 +55,7 @@ class Stream:
         elif kind is LogKind.ADMITTED:
             assert not self.tokens
             self.admitted += 1
+            self.cached_tokens = int(entry["token"])
             assert self.admitted == 1
         elif kind is LogKind.TOP_LOGPROB:
             self.pending.append(int(entry["token"]))
@@ -116,6 +118,7 @@ class Machine:
         lease_us: int = 1_000_000,
         first_position: int = 0,
         threads: int = 1,
+        prefix_cache: bool = False,
         split: bool = False,
     ) -> None:
         """``split`` puts the lanes' outbound areas into memory of their own."""
@@ -130,6 +133,7 @@ class Machine:
             max_waiting=max_waiting,
             priority_boost=priority_boost,
             lease_us=lease_us,
+            prefix_cache=prefix_cache,
             eos_token_ids=[EOS],
         )
         self.config = config

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.ring.schema import Command, FinishReason, LogKind, RejectCode, record_bytes, submission_tag
+from services.ring.schema import (
+    Command,
+    DescriptorFlag,
+    FinishReason,
+    LogKind,
+    RejectCode,
+    record_bytes,
+    submission_tag,
+)
+from tests.gpu_engine.core.prefix_model import PrefixModel
 
 SUBMISSIONS_PER_POLL = 32
 
@@ -29,6 +38,8 @@ class Submission:
     time_limit_ms: int = 0
     top_logprobs: int = 0
     seed: int = 0
+    cache_salt: tuple[int, int] = (0, 0)
+    flags: int = 0
 
     @property
     def span(self) -> range:
@@ -47,6 +58,7 @@ class Sequence:
     computed: int = 0
     planned: int = 0
     pages: int = 0
+    cached: int = 0  # of its pages, the first ones
     running: bool = False
     admitted: bool = False
     ending: FinishReason | None = None
@@ -102,6 +114,7 @@ class Model:
         priority_boost: int,
         lease_us: int,
         ends: frozenset[int],
+        prefix_cache: bool = False,
     ) -> None:
         self.lanes = [Lane() for _ in range(lanes)]
         self.slots = slots
@@ -115,6 +128,8 @@ class Model:
         self.boost = priority_boost
         self.lease_us = lease_us
         self.ends = ends
+        self.prefixes = PrefixModel(page_size)
+        self.prefix_cache = prefix_cache
         self.command = Command.RUN
         self.live: list[Sequence] = []
         self.arrivals = 0
@@ -134,7 +149,9 @@ class Model:
 
     @property
     def free_pages(self) -> int:
-        return self.page_count - sum(s.pages for s in self.live)
+        """That nobody keeps from others, idle ones of the prefix cache among them."""
+        own = sum(s.pages - s.cached for s in self.live)
+        return self.page_count - own - len(self.prefixes.references) + len(self.prefixes.idle)
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -197,6 +214,7 @@ class Model:
     def _release(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             if sequence.ending is not None and not sequence.planned:
+                self._give_back(sequence)
                 self.live.remove(sequence)
                 if not sequence.silent:
                     self._log(sequence, LogKind.FINISH, sequence.ending)
@@ -243,6 +261,7 @@ class Model:
         self._admit()
         able = self._secure_pages()
         decode = [s for s in able if s.remaining == 1][: self.budget]
+        self._take_pages(sum(self.pages_for(s.computed + 1) > s.pages for s in decode))
         for sequence in decode:
             sequence.pages = max(sequence.pages, self.pages_for(sequence.computed + 1))
             sequence.planned = 1
@@ -259,7 +278,42 @@ class Model:
         return [(s.lane, s.asked.slot, s.computed, s.planned) for s in self.step]
 
     def _fits(self, sequence: Sequence) -> bool:
-        return len(self.running) < self.max_running and self.pages_for(len(sequence.history)) <= self.free_pages
+        shared = sum(self.prefixes.references[key] > 0 for key in self._found(sequence))
+        pages = self.pages_for(len(sequence.history)) - shared
+        return len(self.running) < self.max_running and pages <= self.free_pages
+
+    # Pages and the prefix cache
+
+    def _shares(self, sequence: Sequence) -> bool:
+        return self.prefix_cache and not sequence.asked.flags & DescriptorFlag.NO_PREFIX_CACHE
+
+    def _found(self, sequence: Sequence) -> list[tuple[object, ...]]:
+        if not self._shares(sequence):
+            return []
+        keys = self.prefixes.keys(sequence.history[: len(sequence.history) - 2], sequence.asked.cache_salt)
+        return self.prefixes.found(keys)
+
+    def _take_pages(self, count: int) -> None:
+        """``count`` of them must not be idle any longer."""
+        missing = count - (self.free_pages - len(self.prefixes.idle))
+        if missing > 0:
+            self.prefixes.reclaim(max(missing, self.page_count // 64))
+
+    def _publish(self, sequence: Sequence) -> None:
+        if self._shares(sequence):
+            keys = self.prefixes.keys(sequence.history[: sequence.computed], sequence.asked.cache_salt)
+            self.prefixes.reference(keys[sequence.cached :])
+            sequence.cached = max(sequence.cached, len(keys))
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._publish(sequence)
+        keys = self.prefixes.keys(sequence.history, sequence.asked.cache_salt)[: sequence.cached]
+        self.prefixes.release(keys)
+        sequence.pages = sequence.cached = sequence.computed = 0
+
+    def _own_pages(self, sequence: Sequence) -> int:
+        keys = self.prefixes.keys(sequence.history, sequence.asked.cache_salt)[: sequence.cached]
+        return sequence.pages - sequence.cached + sum(self.prefixes.references[key] == 1 for key in keys)
 
     def _admit(self) -> None:
         shut = {index for index, lane in enumerate(self.lanes) if lane.paused}
@@ -282,12 +336,17 @@ class Model:
                 self._preempt(victim)
             if not self._fits(sequence):
                 return
+            found = self._found(sequence)
+            self.prefixes.reference(found)
+            self._take_pages(self.pages_for(len(sequence.history)) - len(found))
             sequence.running = True
             sequence.pages = self.pages_for(len(sequence.history))
+            sequence.cached = len(found)
+            sequence.computed = len(found) * self.page_size
             self.virtual_round = max(self.virtual_round, sequence.order + sequence.asked.priority * self.boost)
             if not sequence.admitted:
                 sequence.admitted = True
-                self._log(sequence, LogKind.ADMITTED)
+                self._log(sequence, LogKind.ADMITTED, token=sequence.computed)
 
     def _paused_victim(self) -> Sequence | None:
         return next((s for s in reversed(self.running) if self.lanes[s.lane].paused), None)
@@ -300,12 +359,12 @@ class Model:
             if other.asked.priority >= sequence.asked.priority or other.key < sequence.key:
                 break
             candidates.append(other)
-            pages += other.pages
+            pages += self._own_pages(other)
         return candidates[0] if candidates and pages >= self.pages_for(len(sequence.history)) else None
 
     def _preempt(self, sequence: Sequence) -> None:
         sequence.running = False
-        sequence.pages = sequence.computed = 0
+        self._give_back(sequence)
         self.preemptions += 1
 
     def _secure_pages(self) -> list[Sequence]:
@@ -323,9 +382,13 @@ class Model:
     def commit(self, sampled: list[int]) -> None:
         """``sampled`` holds a token for each row whose known tokens are all computed."""
         samples = iter(sampled)
+        prefill = any(s.planned > 1 for s in self.step)
         for sequence in self.step:
             sequence.computed += sequence.planned
             sequence.planned = 0
+            full = min(sequence.computed, len(sequence.asked.prompt)) // self.page_size
+            if prefill and sequence.cached < full:
+                self._publish(sequence)
             if sequence.remaining:
                 continue
             token = next(samples)

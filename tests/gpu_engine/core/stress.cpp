@@ -112,7 +112,7 @@ u32 honest_gateway(Gateway& gateway, u32 requests) {
       Expected& expected = slots[slot];
       if (expected.busy) continue;
       std::array<u32, 16> prompt;
-      for (u32& token : prompt) token = random() % kVocabulary;
+      for (u32 i = 0; i < prompt.size(); ++i) prompt[i] = i == 0 ? random() % 2 : i;  // prefixes that others have had
       const u32 prompt_tokens = 1 + random() % 16, max_tokens = 1 + random() % 12;
       expected = {gateway.position, sent, prompt[prompt_tokens - 1], prompt_tokens, max_tokens, true, false};
       gateway.write_record(slot * kRecordSpace, make_descriptor(slot, prompt_tokens, max_tokens, sent), prompt.data(),
@@ -199,6 +199,7 @@ int main(int, char** arguments) {
   config.max_waiting = kLanes * kSlots;
   config.priority_boost = 4;
   config.lease_us = ~u64{0} >> 8;
+  config.prefix_cache = 1;
   HostScheduler scheduler(base, info.ring_bytes, config, 0xFFFFFFFF - 2 * kSlots, threads);
   scheduler.start(1);
 
@@ -243,11 +244,11 @@ int main(int, char** arguments) {
   u64 lines = 0;
   for (u32 i = 0; i < kLanes * state.bitmap_words; ++i) lines += state.used_lines[i] != 0;
   faults += stale_epochs;
-  const bool empty = state.free_page_count == config.page_count && state.free_line_count == config.max_running &&
+  const bool empty = available_pages(state) == config.page_count && state.free_line_count == config.max_running &&
                      state.running.count + state.waiting.count == 0 && lines == 0;
-  std::printf("%s: %u faults, %u of %u pages free, %llu rejected, %llu preemptions\n",
-              faults == 0 && empty ? "ok" : "wrong", faults, state.free_page_count, config.page_count,
-              static_cast<unsigned long long>(state.counters.finished[5]),
+  std::printf("%s: %u faults, %u of %u pages free, %u of them idle, %llu rejected, %llu preemptions\n",
+              faults == 0 && empty ? "ok" : "wrong", faults, available_pages(state), config.page_count,
+              state.idle.count, static_cast<unsigned long long>(state.counters.finished[5]),
               static_cast<unsigned long long>(state.counters.preemptions));
   return faults == 0 && empty ? 0 : 1;
 }

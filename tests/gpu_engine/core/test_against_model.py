@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from services.ring import _atomics, dtypes, schema
-from services.ring.schema import Command, FinishReason, LogKind
+from services.ring.schema import Command, DescriptorFlag, FinishReason, LogKind
 from tests.gpu_engine.core.machine import EOS, VOCABULARY, Machine, expected_tokens, record
 from tests.gpu_engine.core.model import Lane, Model, Submission
 
@@ -35,13 +35,16 @@ SUBMISSIONS = st.fixed_dictionaries(
         "lane": st.integers(0, LANES - 1),
         "slot": st.integers(0, SLOTS - 1),
         "place": st.integers(0, 7),
-        "prompt": st.binary(min_size=1, max_size=24).map(lambda data: [byte % VOCABULARY for byte in data]),
+        "prompt": st.binary(min_size=1, max_size=24).map(lambda data: [byte % VOCABULARY for byte in data])
+        | st.builds(lambda first, size: [first, *range(10, 9 + size)], st.integers(0, 2), st.integers(1, 24)),
         "max_tokens": st.integers(1, 24),
         "min_tokens": st.integers(0, 3),
         "priority": st.integers(-2, 2),
         "time_limit_ms": st.sampled_from([0, 0, 0, 5, 20]),
         "top_logprobs": st.sampled_from([0, 0, 2, 20]),
-        "seed": st.integers(0, 1 << 20),
+        "seed": st.integers(0, 1 << 20) | st.just(1),
+        "cache_salt": st.sampled_from([(0, 0), (0, 0), (0, 7), (7, 0)]),
+        "flags": st.sampled_from([0, 0, 0, DescriptorFlag.NO_PREFIX_CACHE]),
     }
 )
 
@@ -50,11 +53,12 @@ class CoreAndModel(RuleBasedStateMachine):
     """The gateways' words are written straight into the ring: attach, doorbells, cancels, tails, leases."""
 
     threads = 1
+    prefix_cache = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine(arena_bytes=1 << 12, threads=self.threads, **SIZES)
-        self.model = Model(ends=frozenset({EOS}), **SIZES)
+        self.machine = Machine(arena_bytes=1 << 12, threads=self.threads, prefix_cache=self.prefix_cache, **SIZES)
+        self.model = Model(ends=frozenset({EOS}), prefix_cache=self.prefix_cache, **SIZES)
         self.epochs = 0
         self.in_step = False
         self.command = Command.RUN
@@ -211,11 +215,11 @@ class CoreAndModel(RuleBasedStateMachine):
             self.plan()
 
     def rows(self) -> list[tuple[int, int, int, int]]:
-        step, owners = self.machine.scheduler.step, self.machine.scheduler.page_owners()
+        step = self.machine.scheduler.step
         found = []
         for row in range(step.rows):
             first, last = int(step.row_start[row]), int(step.row_start[row + 1])
-            lane, slot = divmod(owners[step.page_table[step.sequence[row], 0]], SLOTS)
+            lane, slot = divmod(int(step.request[row]), SLOTS)
             found.append((lane, slot, int(step.positions[first]), last - first))
         return found
 
@@ -225,6 +229,12 @@ class CoreAndModel(RuleBasedStateMachine):
     def pages_are_owned_once(self) -> None:
         self.machine.check_pages()
         assert self.machine.scheduler.free_pages == self.model.free_pages
+
+    @invariant()
+    def caches_agree(self) -> None:
+        cached = sorted(tuple(prefix) for prefix in self.machine.scheduler.cached_prefixes())
+        assert cached == sorted(key[1:] for key in self.model.prefixes.references)
+        assert self.machine.scheduler.idle_pages == len(self.model.prefixes.idle)
 
     @invariant()
     def queues_agree(self) -> None:
@@ -288,6 +298,24 @@ class ThreadedCoreAndModel(CoreAndModel):
     threads = 3
 
 
+class CachingCoreAndModel(CoreAndModel):
+    """Conversations too: prompts that go on where an earlier request's tokens ended."""
+
+    prefix_cache = True
+
+    @rule(submission=SUBMISSIONS, which=st.integers(0, 40), kept=st.integers(6, 30))
+    def go_on(self, submission: dict[str, Any], which: int, kept: int) -> None:
+        known = [*self.model.prefixes.references, *((None, *s.history) for s in self.model.live)]
+        if known:
+            salt, *tokens = known[which % len(known)]
+            fields = submission | {"prompt": [*tokens, *submission["prompt"]][:kept]}
+            self.submit(**(fields if salt is None else fields | {"cache_salt": salt}))
+
+
+class ThreadedCachingCoreAndModel(CachingCoreAndModel):
+    threads = 3
+
+
 def effort(examples: int, steps: int) -> settings:
     return settings(
         max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
@@ -300,3 +328,11 @@ def test_the_core_does_what_the_model_does() -> None:
 
 def test_a_block_of_threads_does_what_the_model_does() -> None:
     run_state_machine_as_test(ThreadedCoreAndModel, settings=effort(8, 30))
+
+
+def test_the_core_caches_what_the_model_caches() -> None:
+    run_state_machine_as_test(CachingCoreAndModel, settings=effort(80, 40))
+
+
+def test_a_block_of_threads_caches_what_the_model_caches() -> None:
+    run_state_machine_as_test(ThreadedCachingCoreAndModel, settings=effort(8, 30))

@@ -52,7 +52,7 @@ REJECTED = {
     "presence penalty": (with_float("presence_penalty", -2.5), RejectCode.BAD_SAMPLING),
     "frequency penalty": (with_float("frequency_penalty", math.nan), RejectCode.BAD_SAMPLING),
     "top_logprobs": (patched("top_logprobs", schema.MAX_TOP_LOGPROBS + 1), RejectCode.BAD_SAMPLING),
-    "unknown flag": (patched("flags", 4), RejectCode.BAD_SAMPLING),
+    "unknown flag": (patched("flags", 8), RejectCode.BAD_SAMPLING),
     "too many stop tokens": (patched("stop_token_count", 17), RejectCode.BAD_STOP_TOKENS),
     "stop token count overflows": (patched("stop_token_count", 0xFFFF_FFFF), RejectCode.BAD_STOP_TOKENS),
     "stop token out of the vocabulary": (record(PROMPT, stop_tokens=[VOCABULARY]), RejectCode.BAD_STOP_TOKENS),

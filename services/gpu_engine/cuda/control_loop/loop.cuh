@@ -24,6 +24,7 @@ struct LoopSettings {
   u32 max_batched_tokens;
   u32 max_waiting;
   u32 priority_boost;
+  u32 prefix_cache;
   u32 eos_count;
   u32 eos[core::kMaxEosTokens];
   u32 poll_us;        // between two polls while a step runs, or while idle
