@@ -239,6 +239,7 @@ class Generations:
                 break
         finished.usage.prompt_tokens = prompt_tokens
         finished.usage.completion_tokens = sent
+        finished.usage.cached_tokens = stream.cached_tokens
         metrics.finished(finished.reason)
         await send(finished=finished)
 

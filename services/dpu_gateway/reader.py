@@ -150,7 +150,7 @@ class TokenReader:
         for entry in entries[kinds == LogKind.ADMITTED]:
             stream = self._streams[int(entry["slot"])]
             if stream is not None:
-                stream.admit(float(entry["value"]))
+                stream.admit(float(entry["value"]), int(entry["token"]))
                 self._waiting.remove(stream.slot)
         return self._end(entries[kinds == LogKind.FINISH])
 

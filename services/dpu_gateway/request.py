@@ -23,6 +23,7 @@ from services.ring.schema import (
 MAX_REQUEST_ID_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
+MAX_CACHE_SALT_CHARS = 256
 MAX_U32 = 0xFFFF_FFFF
 
 
@@ -78,6 +79,8 @@ class Request:
     logprobs: int | None  # None: not wanted; else how many alternatives
     priority: int
     time_limit_ms: int  # 0: none
+    cache_salt: str = ""
+    no_prefix_cache: bool = False
 
 
 def parse_request(message: inference_pb2.GenerateRequest, limits: Limits) -> Request:
@@ -86,6 +89,8 @@ def parse_request(message: inference_pb2.GenerateRequest, limits: Limits) -> Req
         raise ModelNotFoundError(message.model, limits.model)
     if len(message.request_id) > MAX_REQUEST_ID_CHARS:
         raise FieldError("request_id", f"has {len(message.request_id)} characters, at most {MAX_REQUEST_ID_CHARS}")
+    if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise FieldError("cache_salt", f"has {len(message.cache_salt)} characters, at most {MAX_CACHE_SALT_CHARS}")
     stop = message.stop
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
     if max_tokens is not None:
@@ -111,6 +116,8 @@ def parse_request(message: inference_pb2.GenerateRequest, limits: Limits) -> Req
         logprobs=logprobs,
         priority=message.priority,
         time_limit_ms=_parse_time_limit(message),
+        cache_salt=message.cache_salt,
+        no_prefix_cache=message.no_prefix_cache,
     )
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from services.dpu_gateway.arena import Arena
 from services.dpu_gateway.arrival import arrive, room
+from services.dpu_gateway.cache_salt import salt_words
 from services.dpu_gateway.cadence import Cadence
 from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError
 from services.dpu_gateway.liveness import Liveness
@@ -163,7 +164,7 @@ class Session:
         if span is None:
             raise OverloadedError(Overload.ARENA_FULL, "the gateway's prompt arena is full", self._settings.retry_after)
         try:
-            record = _pack(request, slot, prompt, max_tokens)
+            record = _pack(request, slot, prompt, max_tokens, self.model.card.fingerprint)
             position = self.lane.submit(record, span)
         except BaseException:
             self._arena.free(span)
@@ -303,13 +304,15 @@ class Session:
         self._transport.close()
 
 
-def _pack(request: Request, slot: int, prompt: list[int], max_tokens: int) -> bytes:
+def _pack(request: Request, slot: int, prompt: list[int], max_tokens: int, fingerprint: str) -> bytes:
     sampling = request.sampling
     flags = DescriptorFlag(0)
     if request.ignore_eos:
         flags |= DescriptorFlag.IGNORE_EOS
     if request.logprobs is not None:
         flags |= DescriptorFlag.LOGPROBS
+    if request.no_prefix_cache:
+        flags |= DescriptorFlag.NO_PREFIX_CACHE
     return pack_record(
         prompt,
         slot=slot,
@@ -329,4 +332,5 @@ def _pack(request: Request, slot: int, prompt: list[int], max_tokens: int) -> by
         frequency_penalty=sampling.frequency_penalty,
         top_k=sampling.top_k,
         stop_tokens=request.stop_token_ids,
+        cache_salt=salt_words(fingerprint, request.cache_salt),
     )

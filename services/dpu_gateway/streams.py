@@ -49,6 +49,7 @@ class Stream:
         "_write_limit",
         "abort_requested",
         "accepted",
+        "cached_tokens",
         "error",
         "held",
         "name",
@@ -72,6 +73,7 @@ class Stream:
         self.with_logprobs = with_logprobs
         self.accepted = False  # the engine has queued it
         self.queue_seconds = 0.0  # until the engine first admitted it, by the engine's clock
+        self.cached_tokens = 0  # of the prompt, as found when the engine first admitted it
         self.abort_requested = False
         self.held = False  # fed but not woken: the reader's note
         self.woken_at = 0.0  # for tokens, by the reader
@@ -102,9 +104,10 @@ class Stream:
             self.accepted = True
             self.wake()
 
-    def admit(self, seconds: float) -> None:
-        """The engine's ADMITTED: queued for so long."""
+    def admit(self, seconds: float, cached_tokens: int) -> None:
+        """The engine's ADMITTED: queued for so long, so many tokens of the prompt found in its prefix cache."""
         self.queue_seconds = seconds
+        self.cached_tokens = cached_tokens
         self.accept()
 
     def feed_tokens(self, tokens: list[int]) -> None:

@@ -32,6 +32,8 @@ def render(snapshot: Snapshot) -> RenderableType:
     usage = f"{snapshot.kv_usage:.0%} of {snapshot.kv_pages} pages, {snapshot.preemptions} preemptions"
     bar.add_row(ProgressBar(total=1.0, completed=snapshot.kv_usage, width=BAR_WIDTH), usage)
     facts.add_row("KV cache", bar)
+    hits = "-" if snapshot.prefix_hit_rate is None else f"{snapshot.prefix_hit_rate:.0%} of prompt tokens found"
+    facts.add_row("prefixes", hits)
     facts.add_row("finished", _counted(snapshot.finished))
     facts.add_row("refused", _counted(snapshot.rejected))
     facts.add_row("losses", Text(_counted(snapshot.engine_losses), "red" if snapshot.engine_losses else ""))

@@ -51,6 +51,7 @@ class Snapshot:
     prompt_per_s: float
     step_ms: float | None  # mean
     preemptions: int
+    prefix_hit_rate: float | None  # share of the prompt tokens looked for
     latency_window_s: float | None  # None: since the workers started
     latency: dict[str, Latency]
     finished: dict[str, int]
@@ -88,6 +89,7 @@ class Snapshot:
             prompt_per_s=rate("blink_prompt_tokens_total"),
             step_ms=step_seconds / steps * 1e3 if steps else None,
             preemptions=int(now.value("blink_num_preemptions_total")),
+            prefix_hit_rate=_prefix_hit_rate(oldest, now),
             latency_window_s=None if since_start else now.taken_at - oldest.taken_at,
             latency={name: _latency(oldest, now, metric) for name, metric in HISTOGRAMS.items()},
             finished=_counts(now, "blink_request_success_total"),
@@ -106,6 +108,13 @@ def _latency(before: Scrape, now: Scrape, name: str) -> Latency:
         return None if seconds is None else seconds * 1e3
 
     return Latency(at(0.5), at(0.99), count)
+
+
+def _prefix_hit_rate(before: Scrape, now: Scrape) -> float | None:
+    queries, hits = (
+        sum(increase(before, now, f"blink_prefix_cache_{name}_total").values()) for name in ("queries", "hits")
+    )
+    return hits / queries if queries else None
 
 
 def _counts(now: Scrape, name: str) -> dict[str, int]:

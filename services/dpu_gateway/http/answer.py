@@ -31,6 +31,7 @@ class Choice:
     index: int
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
     reason: str = ""
     length: int = 0  # characters of text in tokens with log-probabilities
     texts: list[str] = field(default_factory=list)
@@ -151,6 +152,7 @@ class Answer:
     @staticmethod
     def _finish(choice: Choice, finished: pb.Finished) -> None:
         choice.completion_tokens = finished.usage.completion_tokens
+        choice.cached_tokens = finished.usage.cached_tokens
         choice.reason = REASONS[finished.reason]
 
     def _headers(self) -> _Headers:
@@ -161,7 +163,8 @@ class Answer:
     def _usage(self) -> Json:
         choices = self._choices
         prompts = [choice.prompt_tokens for choice in choices[:: self._repeats]]
-        return usage(prompts, [choice.completion_tokens for choice in choices])
+        cached = [choice.cached_tokens for choice in choices[:: self._repeats]]
+        return usage(prompts, cached, [choice.completion_tokens for choice in choices])
 
 
 class _EventStream:

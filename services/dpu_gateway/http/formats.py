@@ -127,7 +127,12 @@ def joined(format_: Format, parts: Sequence[Json]) -> Json:
     return whole
 
 
-def usage(prompts: Sequence[int], outputs: Sequence[int]) -> Json:
-    """Token counts of all choices together; a prompt of several choices counts once."""
+def usage(prompts: Sequence[int], cached: Sequence[int], outputs: Sequence[int]) -> Json:
+    """Token counts of all choices together; a prompt of several choices counts once. ``cached``: of the prompts."""
     prompt, output = sum(prompts), sum(outputs)
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
+    }

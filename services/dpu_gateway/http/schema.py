@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, ErrorDetails, from_json
 from services.dpu_gateway.choices import MAX_CHOICES
 from services.dpu_gateway.errors import clipped
 from services.dpu_gateway.http.errors import HttpError
-from services.dpu_gateway.request import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from services.dpu_gateway.request import MAX_CACHE_SALT_CHARS, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from services.ring.schema import (
     MAX_ADDITIVE_PENALTY,
     MAX_PRIORITY,
@@ -87,6 +87,10 @@ class GenerationBody(Strict):
         description="not OpenAI's; higher goes first",
         json_schema_extra={"minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY},
     )
+    cache_salt: str | None = documented(
+        "not OpenAI's; only requests of one salt share cached beginnings of prompts", maxLength=MAX_CACHE_SALT_CHARS
+    )
+    no_prefix_cache: bool | None = Field(None, description="not OpenAI's; neither found in the prefix cache nor kept")
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -83,4 +83,6 @@ def _common(body: GenerationBody, max_tokens: int | None) -> pb.GenerateRequest:
         message.stop.ignore_eos = body.ignore_eos
     if body.priority is not None:
         message.priority = body.priority
+    message.cache_salt = body.cache_salt or ""
+    message.no_prefix_cache = bool(body.no_prefix_cache)
     return message

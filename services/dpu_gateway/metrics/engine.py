@@ -83,6 +83,12 @@ class EngineFigures:
             ("num_preemptions", "Requests sent back to the queue for want of pages.", counters["preemptions"]),
             ("prompt_tokens", "Prompt tokens computed, recomputed ones not counted twice.", counters["prompt_tokens"]),
             ("generation_tokens", "Tokens generated.", counters["generated_tokens"]),
+            (
+                "prefix_cache_queries",
+                "Prompt tokens looked for in the prefix cache, once a request.",
+                counters["prefix_cache_queries"],
+            ),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", counters["prefix_cache_hits"]),
             ("engine_steps", "Forward passes.", engine["steps"]),
             ("engine_step_seconds", "Time spent in forward passes.", int(counters["step_time_us"]) / 1e6),
         ):

@@ -104,7 +104,7 @@ class VllmEngineService:
 
     async def flush_cache(self, request: Any, context: Context) -> common_pb2.FlushCacheResponse:
         await require_caller(self._generations, context)
-        return common_pb2.FlushCacheResponse(success=True, message="there is no prefix cache")
+        return common_pb2.FlushCacheResponse(success=False, message="the prefix cache can't be emptied while serving")
 
     async def health_check(self, request: Any, context: Context) -> vllm.HealthCheckResponse:
         try:

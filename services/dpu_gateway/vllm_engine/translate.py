@@ -108,6 +108,7 @@ class Choice:
             finish_reason=REASONS[finished.reason],
             prompt_tokens=finished.usage.prompt_tokens,
             completion_tokens=finished.usage.completion_tokens,
+            cached_tokens=finished.usage.cached_tokens,
             index=self._index,
         )
         if self._logprobs.token_ids:
