@@ -17,6 +17,7 @@ from services.dpu_gateway.errors import GatewayError
 from services.dpu_gateway.generation import Generations
 from services.dpu_gateway.http.errors import from_gateway, rate_headers
 from services.dpu_gateway.http.formats import REASONS, Format, Json, joined, usage
+from services.dpu_gateway.http.schema import StreamOptions
 from services.dpu_gateway.tracing import Trace
 
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -86,7 +87,7 @@ class Answer:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def stream(self, send: Send, include_usage: bool) -> None:
+    async def stream(self, send: Send, options: StreamOptions) -> None:
         """Server-sent events, one for each part of a choice, then ``[DONE]``.
 
         Nothing is sent before every choice is in the engine's queue: until then GatewayError is raised, and after
@@ -94,7 +95,8 @@ class Answer:
         """
         self._head["object"] = self._format.chunk_object
         stream = _EventStream(send, self._headers, len(self._choices))
-        rest: Json = {"usage": None} if include_usage else {}
+        rest: Json = {"usage": None} if options.include_usage else {}
+        continuous = options.include_usage and options.continuous_usage_stats
 
         async def write(choice: Choice, event: pb.GenerateResponse) -> None:
             if event.HasField("accepted"):
@@ -103,12 +105,14 @@ class Answer:
                 part = self._format.opening(choice.index)
             else:
                 part = self._part(choice, event)
+            if continuous:
+                rest["usage"] = self._usage()
             if part is not None:
                 await stream.write(to_json({**self._head, "choices": [part], **rest}))
 
         try:
             await self._run(write)
-            if include_usage:
+            if options.include_usage:
                 await stream.write(to_json({**self._head, "choices": [], "usage": self._usage()}))
             await stream.end(b"data: [DONE]\n\n")
         except GatewayError as error:
@@ -138,6 +142,7 @@ class Answer:
 
     def _part(self, choice: Choice, event: pb.GenerateResponse) -> Json:
         if event.HasField("chunk"):
+            choice.completion_tokens += len(event.chunk.token_ids)
             logprobs = self._logprobs(choice, event.chunk) if event.chunk.logprobs else None
             return self._format.delta(choice.index, event.chunk.text, logprobs, None)
         self._finish(choice, event.finished)

@@ -160,7 +160,7 @@ class _Endpoint:
 
 async def _give(answer: Answer, body: GenerationBody, caller: Caller, receive: Receive, send: Send) -> None:
     """Raises HttpError while nothing is sent, with what is left of the caller's rates."""
-    work = answer.stream(send, body.include_usage) if body.stream else answer.send_whole(send)
+    work = answer.stream(send, body.events) if body.stream else answer.send_whole(send)
     try:
         await run_while_connected(receive, work)
     except GatewayError as error:

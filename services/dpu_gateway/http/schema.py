@@ -48,6 +48,7 @@ def between(low: float, high: float, description: str | None = None, *, above: b
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(False, description="not OpenAI's; with include_usage, in every event")
 
 
 class GenerationBody(Strict):
@@ -119,8 +120,9 @@ class GenerationBody(Strict):
             raise _refusal(error.errors(include_url=False)) from error
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def events(self) -> StreamOptions:
+        """What a stream's events are to carry."""
+        return self.stream_options or StreamOptions()
 
 
 class CompletionBody(GenerationBody):

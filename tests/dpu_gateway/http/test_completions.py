@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,25 @@ async def test_a_streamed_completion_is_the_same_text_in_parts_and_usage_comes_w
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == tokens
         assert {chunk.usage for chunk in chunks[:-1]} == {None}
+
+
+async def test_usage_comes_with_every_event_when_asked_for_as_load_tools_do() -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    made = 0.0  # the engine's clock, at one token a second
+    async with gateway(Behaviour(tokens_per_second=1, clock=lambda: made)) as system, openai_client(system) as client:
+        opening = asyncio.create_task(
+            client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=20, stream=True, stream_options=options)
+        )
+        await until(lambda: bool(system.engine.lanes[0].live.any()))
+        made += 4
+        counts = []
+        async for chunk in await opening:
+            assert chunk.usage is not None
+            counts.append(chunk.usage.completion_tokens)
+            made += 4
+    assert counts == sorted(counts)
+    assert counts[-1] == 20
+    assert len(set(counts)) >= 4
 
 
 async def test_stop_strings_end_the_text_before_them() -> None:
