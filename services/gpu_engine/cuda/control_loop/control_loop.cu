@@ -36,16 +36,15 @@ __device__ inline void store_release_gpu(u64* word, u64 value) {
   asm volatile("st.release.gpu.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-__device__ inline u32 load_block(const u32* word) { return *const_cast<const volatile u32*>(word); }
-
-inline constexpr u32 kAsleep = 0, kRetired = 1, kPollDue = 2;
+// Why the wait for a step ends, the weightiest last: a step that has retired is absorbed before the ring is polled.
+inline constexpr u32 kAsleep = 0, kPollDue = 1, kRetired = 2;
 inline constexpr u64 kDoorbellNs = 20'000;  // between two looks at the doorbells while a step runs
 
 // The loop's variables in shared memory.
 struct Shared {
   core::State state;
   u64 now_us;
-  u32 wake;  // why the wait for a step ends
+  u32 wake;  // why the wait for a step ends, so far
   u32 due;
   u32 error;
 };
@@ -112,14 +111,13 @@ class Runner {
   __device__ bool wait_for_step() {
     core::leader(context_, [&] { shared_.wake = kAsleep; });
     if (threadIdx.x == 0) {
+      u64 now_us;
+      u32 reason;
       do {
-        shared_.now_us = clock_us();
-        if (load_acquire_gpu(&loop_.retired) == step_) {
-          shared_.wake = kRetired;
-        } else if (shared_.now_us >= next_poll_us_) {
-          shared_.wake = kPollDue;
-        }
-      } while (load_block(&shared_.wake) == kAsleep);
+        now_us = clock_us();
+        reason = load_acquire_gpu(&loop_.retired) == step_ ? kRetired : now_us >= next_poll_us_ ? kPollDue : kAsleep;
+      } while (wake(reason) == kAsleep);
+      shared_.now_us = now_us;
     } else if (threadIdx.x / 32 == 1) {
       watch_doorbells();
     }
@@ -127,16 +125,21 @@ class Runner {
     return shared_.wake == kRetired;
   }
 
+  // Adds a reason, kAsleep for none, and returns the weightiest so far. Nothing else passes between warps without a
+  // barrier, so these accesses alone are atomic.
+  __device__ u32 wake(u32 reason) { return core::larger(atomicMax(&shared_.wake, reason), reason); }
+
   // One warp, until the wait ends or it ends the wait.
   __device__ void watch_doorbells() {
     const u32 lanes = state_.ring.info.lanes;
+    const bool speaker = threadIdx.x % 32 == 0;
     u64 next_ns = clock_ns() + kDoorbellNs;
-    while (__shfl_sync(0xFFFFFFFF, load_block(&shared_.wake), 0) == kAsleep) {
+    while (__shfl_sync(0xFFFFFFFF, speaker ? wake(kAsleep) : kAsleep, 0) == kAsleep) {
       if (__shfl_sync(0xFFFFFFFF, clock_ns(), 0) < next_ns) continue;
       bool news = false;
       for (u32 lane = threadIdx.x % 32; lane < lanes; lane += 32) news |= core::has_news(state_, lane);
       if (__any_sync(0xFFFFFFFF, news)) {
-        if (threadIdx.x % 32 == 0) shared_.wake = kPollDue;
+        if (speaker) wake(kPollDue);
         return;
       }
       next_ns = __shfl_sync(0xFFFFFFFF, clock_ns(), 0) + kDoorbellNs;
