@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from services.gpu_engine.cuda.assemble import Model, SchedulerPlace, assemble
@@ -22,11 +23,16 @@ COMMAND = schema.header_offset(schema.BOOTSTRAP_CONTROL)
 
 
 class Client:
-    """One lane; requests take its slots in turn, and the arena from its start once all have ended."""
+    """One lane; requests take its slots in turn, and the arena from its start once all have ended.
 
-    def __init__(self, gateway: Gateway, status: Callable[[], RingStatus]) -> None:
+    Attributes:
+        ended: whether the engine's loop is over, by a failure of the GPU, say.
+    """
+
+    def __init__(self, gateway: Gateway, status: Callable[[], RingStatus], ended: Callable[[], bool]) -> None:
         self.gateway = gateway
         self.status = status
+        self.ended = ended
         self._slot = self._offset = 0
         self._open: list[Stream] = []
 
@@ -61,6 +67,7 @@ class Client:
     def finish(self, limit: float = 30.0) -> None:
         deadline = time.monotonic() + limit
         while self.read():
+            assert not self.ended(), "the engine has ended before its requests"
             assert time.monotonic() < deadline, "no end in sight"
 
 
@@ -88,12 +95,14 @@ def serving_model(
             scheduler=scheduler,
             stored_fp8=stored_fp8,
         )
-        engine.start()
         try:
+            engine.start()
             gateway = Gateway(ring.region, geometry, 0, 1)
             while not gateway.client.attached():
+                assert not engine.loop.ended, "the engine has ended before it was asked anything"
                 time.sleep(0.001)
-            yield Client(gateway, lambda: read_status(MemoryTransport(ring.region), geometry))
-        finally:
+            status = partial(read_status, MemoryTransport(ring.region), geometry)
+            yield Client(gateway, status, lambda: engine.loop.ended)
+        finally:  # whatever went wrong: nothing may be freed or unmapped while the loop or a step runs
             _atomics.store_release(ring.region, COMMAND, Command.STOP)
             engine.wait()

