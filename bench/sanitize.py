@@ -1,11 +1,15 @@
 """compute-sanitizer over a small model that a control loop serves: ``python -m bench.sanitize`` (make sanitize-gpu).
 
-memcheck and racecheck over the loop on the GPU (device-launched step graphs, the scheduling core as a thread block);
-with ``--schedulers gpu host`` also over the host-driven one (the same kernels in graphs that the host launches). Needs
-compute-sanitizer of CUDA 13: of a CUDA toolkit, or the wheel nvidia-cuda-sanitizer-api (requirements/bench.txt). Whole
-logs go to a folder; exits with 1 unless every check is clean.
+memcheck and racecheck over both loops: the one on the GPU (device-launched step graphs, the scheduling core as a thread
+block) and the host-driven one (the same kernels in graphs that the host launches). Needs compute-sanitizer of CUDA 13:
+of a CUDA toolkit, or the wheel nvidia-cuda-sanitizer-api (requirements/bench.txt). Whole logs go to a folder; exits
+with 1 unless every check is clean.
 
-Checked kernels run tens to hundreds of times slower, so the load is one request of each kind (``asks``), and a run
+racecheck does not support kernels that the GPU launches: steps that the loop launched never ended under it, and the
+GPU failed. So it watches the loop alone, and the step's kernels where the host launches them; there a smaller model and
+load keep the products short, whose accesses to shared memory are the most.
+
+Checked kernels run tens to thousands of times slower, so the load is one request of each kind (``asks``), and a run
 without the sanitizer comes first: it shows that the load itself works, and leaves behind the compiled kernels and the
 choices of matrix products, which would otherwise be made by measuring, thousands of launches, under the sanitizer. Each
 answer is checked as in the soak.
@@ -14,7 +18,6 @@ answer is checked as in the soak.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import os
 import re
@@ -25,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,13 @@ import numpy as np
 
 from bench.engine_process import SMALL_MODELS
 from bench.families import RandomWeights
-from bench.soak_requests import Answer, Ask
+from bench.soak_requests import Answer, Ask, demand
 from services.gpu_engine.cuda.assemble import SchedulerPlace
 from services.gpu_engine.engine import EngineLimits
+from services.gpu_engine.models.config import ModelConfig
 from services.ring.schema import DescriptorFlag, FinishReason, RejectCode, record_bytes, submission_tag
 from tests.gpu.model_serving import Client, serving_model
 
-TOOLS = ("memcheck", "racecheck")
 PROMPT, GENERATED = 40, 48  # the most of a request; no request has both
 LIMITS = EngineLimits(
     context=64,
@@ -50,14 +53,54 @@ LIMITS = EngineLimits(
     max_waiting=16,
     lease_timeout_ms=600_000,
 )
+
+
+@dataclass(frozen=True)
+class Load:
+    """A model, and how many tokens at most a request gets that is not cancelled."""
+
+    model: ModelConfig
+    tokens: int
+
+
+TINY = SMALL_MODELS["tiny"]
+LEAST = replace(TINY, layers=1, hidden=128, heads=2, kv_heads=1, ffn=128, vocabulary=256)
+LOADS = {"usual": Load(TINY, 8), "brief": Load(LEAST, 3)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A run under the sanitizer: ``options`` are its own, ``load`` one of LOADS."""
+
+    tool: str
+    scheduler: SchedulerPlace
+    load: str = "usual"
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.tool}, {self.scheduler} loop"
+
+
+API_ERRORS = ("--report-api-errors", "no")  # of questions that are allowed to fail
+CHECKS = (
+    Check("memcheck", "gpu", options=API_ERRORS),
+    Check("memcheck", "host", options=API_ERRORS),
+    Check("racecheck", "gpu", options=("--kernel-name", "kns=control_loop")),
+    Check("racecheck", "host", "brief"),
+)
 LOAD_SECONDS = 70.0
 UNCHECKED_SECONDS = 30.0
 FOUND = 9  # exit code of the sanitizer
 SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)")
 
 
-def asks(vocabulary: int) -> list[Ask]:
-    """Decode, chunked prefill, every sampling setting, penalties, alternatives, a cancel and a hostile record."""
+def asks(vocabulary: int, tokens: int) -> list[Ask]:
+    """Decode, chunked prefill, every sampling setting, penalties, alternatives, a cancel and a hostile record.
+
+    Args:
+        tokens: at most, of those that are not cancelled.
+    """
     rng = np.random.default_rng(0)
 
     def ask(length: int, most: int, **fields: Any) -> dict[str, Any]:
@@ -67,29 +110,33 @@ def asks(vocabulary: int) -> list[Ask]:
     logprobs = DescriptorFlag.LOGPROBS | DescriptorFlag.IGNORE_EOS
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
     return [
-        Ask(ask(5, 8, temperature=0.0)),
-        Ask(ask(PROMPT, 6, temperature=0.0, flags=logprobs, top_logprobs=20)),
-        Ask(ask(17, 6, temperature=0.9, top_p=0.8)),
-        Ask(ask(3, 8, temperature=1.0, top_k=40, top_p=0.9, min_p=0.05, **penalties)),
-        Ask(ask(33, 6, temperature=0.7, stop_tokens=[5, 6], min_tokens=3, flags=DescriptorFlag(0), **penalties)),
+        Ask(ask(5, tokens, temperature=0.0)),
+        Ask(ask(PROMPT, tokens, temperature=0.0, flags=logprobs, top_logprobs=20)),
+        Ask(ask(17, tokens, temperature=0.9, top_p=0.8)),
+        Ask(ask(3, tokens, temperature=1.0, top_k=40, top_p=0.9, min_p=0.05, **penalties)),
+        Ask(ask(33, tokens, temperature=0.7, stop_tokens=[5, 6], min_tokens=3, flags=DescriptorFlag(0), **penalties)),
         Ask(ask(8, GENERATED, temperature=1.0), cancel_after=2),
-        Ask(ask(20, 4, temperature=2.0, top_k=1, priority=2)),
-        Ask(ask(4, 4, top_p=math.nan), refused_with=RejectCode.BAD_SAMPLING),
+        Ask(ask(20, tokens, temperature=2.0, top_k=1, priority=2)),
+        Ask(ask(4, tokens, top_p=math.nan), refused_with=RejectCode.BAD_SAMPLING),
     ]
 
 
-def serve(scheduler: SchedulerPlace) -> None:
+def serve(scheduler: SchedulerPlace, load: Load) -> None:
     """What runs under the sanitizer. Raises SoakError."""
-    weights = RandomWeights(SMALL_MODELS["tiny"])
-    wanted = asks(weights.config.vocabulary)
-    with serving_model(weights, LIMITS, scheduler=scheduler, slots=len(wanted)) as client:
-        answers = load(client, wanted, weights.config.vocabulary)
+    vocabulary = load.model.vocabulary
+    wanted = asks(vocabulary, load.tokens)
+    with serving_model(RandomWeights(load.model), LIMITS, scheduler=scheduler, slots=len(wanted)) as client:
+        answers = answers_to(client, wanted, vocabulary)
     tokens, cancelled = sum(len(a.tokens) for a in answers), sum(a.reason is FinishReason.CANCELLED for a in answers)
     print(f"served {len(answers)} requests, {tokens} tokens, {cancelled} cancelled", flush=True)
 
 
-def load(client: Client, wanted: Sequence[Ask], vocabulary: int) -> list[Answer]:
-    """All requests at once, to their ends."""
+def answers_to(client: Client, wanted: Sequence[Ask], vocabulary: int) -> list[Answer]:
+    """Send all requests at once and read them to their ends.
+
+    Raises:
+        SoakError: an answer that a request may not get, or no end.
+    """
     lane, span = client.gateway.client, record_bytes(LIMITS.context, LIMITS.context)
     answers: dict[int, Answer] = {}
     for slot, ask in enumerate(wanted):
@@ -97,8 +144,8 @@ def load(client: Client, wanted: Sequence[Ask], vocabulary: int) -> list[Answer]
         answers[submission_tag(position)] = Answer(ask, position, slot, vocabulary)
     deadline = time.monotonic() + LOAD_SECONDS
     while any(answer.reason is None for answer in answers.values()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"requests do not end within {LOAD_SECONDS:.0f} s: {answers}")
+        demand(not client.ended(), "the engine has ended before its requests")
+        demand(time.monotonic() < deadline, f"requests do not end within {LOAD_SECONDS:.0f} s", answers)
         lane.poll()
         for tag, _slot, kind, detail, token, value in lane.read_log().tolist():
             answer = answers[tag]
@@ -121,21 +168,21 @@ class Verdict:
     seconds: float
 
 
-def check(sanitizer: str, tool: str, scheduler: str, logs: Path, limit: float) -> Verdict:
-    options = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "40"]
-    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    code, text, seconds = serve_apart(options, scheduler, logs / f"{tool}-{scheduler}.log", limit)
+def run(check: Check, sanitizer: str, logs: Path, limit: float) -> Verdict:
+    options = [sanitizer, "--tool", check.tool, "--error-exitcode", str(FOUND), "--print-limit", "40", *check.options]
+    log = logs / f"{check.tool}-{check.scheduler}.log"
+    code, text, seconds = serve_apart(options, check.scheduler, check.load, log, limit)
     summaries, served = SUMMARY.findall(text), re.findall(r"^served .*", text, re.MULTILINE)
     what = "; ".join([*summaries, *served]) or text.strip().rsplit("\n", maxsplit=1)[-1][:100]
     if code is None:
         what = f"not done within {limit:.0f} s; {what}"
-    return Verdict(f"{tool}, {scheduler} loop", code == 0 and bool(summaries and served), what, seconds)
+    return Verdict(check.name, code == 0 and bool(summaries and served), what, seconds)
 
 
-def serve_apart(before: list[str], scheduler: str, log: Path, limit: float) -> tuple[int | None, str, float]:
+def serve_apart(before: list[str], scheduler: str, load: str, log: Path, limit: float) -> tuple[int | None, str, float]:
     """Run ``serve`` by way of a command. Returns its exit code, None if it had to be stopped, output and seconds."""
     began = time.monotonic()
-    command = [*before, sys.executable, "-m", "bench.sanitize", "--serve", scheduler]
+    command = [*before, sys.executable, "-m", "bench.sanitize", "--serve", scheduler, load]
     with (
         log.open("w") as file,
         subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True) as process,
@@ -165,27 +212,32 @@ def find_sanitizer() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--schedulers", nargs="*", choices=("gpu", "host"), default=["gpu"])
+    parser.add_argument("--tools", nargs="*", default=sorted({check.tool for check in CHECKS}))
+    parser.add_argument("--schedulers", nargs="*", default=["gpu", "host"])
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "blink-sanitizer")
-    parser.add_argument("--limit", type=float, default=80.0, help="seconds of one check")
-    parser.add_argument("--serve", choices=("gpu", "host"), help="only serve the load, without a sanitizer")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of one check")
+    parser.add_argument("--serve", nargs=2, metavar=("SCHEDULER", "LOAD"), help="only serve, without a sanitizer")
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.serve)
+        scheduler, load = arguments.serve
+        serve(scheduler, LOADS[load])
         return
+    checks = [check for check in CHECKS if check.tool in arguments.tools and check.scheduler in arguments.schedulers]
+    if not checks:
+        sys.exit(f"no check of {arguments.tools} with {arguments.schedulers}: there are {[c.name for c in CHECKS]}")
     sanitizer = find_sanitizer()
     arguments.logs.mkdir(parents=True, exist_ok=True)
     print(f"{sanitizer}, logs in {arguments.logs}", flush=True)
-    for scheduler in arguments.schedulers:
-        code, text, seconds = serve_apart([], scheduler, arguments.logs / f"alone-{scheduler}.log", UNCHECKED_SECONDS)
+    for scheduler, load in dict.fromkeys((check.scheduler, check.load) for check in checks):
+        log = arguments.logs / f"alone-{scheduler}-{load}.log"
+        code, text, seconds = serve_apart([], scheduler, load, log, UNCHECKED_SECONDS)
         if code != 0:
             sys.exit(f"the load does not end well without the sanitizer either ({code}):\n{text[-3000:]}")
-        print(f"without the sanitizer, {scheduler} loop: {seconds:.0f} s", flush=True)
+        print(f"without the sanitizer, {scheduler} loop, {load} load: {seconds:.0f} s", flush=True)
     print("\n| check | clean | what | s |\n|---|---|---|---|", flush=True)
     clean = True
-    for tool, scheduler in itertools.product(arguments.tools, arguments.schedulers):
-        verdict = check(sanitizer, tool, scheduler, arguments.logs, arguments.limit)
+    for check in checks:
+        verdict = run(check, sanitizer, arguments.logs, arguments.limit)
         clean &= verdict.clean
         answer = "yes" if verdict.clean else "no"
         print(f"| {verdict.name} | {answer} | {verdict.what} | {verdict.seconds:.0f} |", flush=True)
