@@ -8,6 +8,9 @@ may get (bench/soak_requests.py); greedy repeats must be equal wherever their to
 At the end everything is drained, and the scheduling core must hold nothing any more: no request, KV page, sequence
 line, arena line or promised log entry. A process of its own samples the heartbeat's age all the time, which must stay
 under 100 ms, and the engine's memory must not grow. Exits with 1 on a fault.
+
+A long soak may be several runs, each drained and audited: ``--append FILE`` adds a line of JSON to FILE for each and
+prints what all runs of this commit come to.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_process import EngineProcess, EngineSpec, engine_process
+from bench.machine import commit
+from bench.soak_audit import Audited, append
 from bench.soak_lane import SPAN, SoakLane
 from bench.soak_requests import GENERATED, PROMPT, Asker, Repeats, SoakError, demand
 from services.gpu_engine.engine import EngineLimits
@@ -161,8 +166,8 @@ def table(rows: dict[str, object]) -> Table:
     return found
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Raises SoakError."""
+def run(arguments: argparse.Namespace, audited: Audited) -> None:
+    """Fills ``audited``, whatever happens. Raises SoakError."""
     spec = EngineSpec(arguments.model, arguments.scheduler, GEOMETRY, LIMITS)
     with engine_process(spec) as engine, heartbeat_watched(engine.folder / "ring") as oldest:
         soak = Soak(engine, spec, arguments.seed)
@@ -178,6 +183,9 @@ def run(arguments: argparse.Namespace) -> None:
             check_core(engine.audit)
         finally:
             counts, counters = soak.counts, soak.status().counters
+            audited.seconds = min(time.monotonic() - began, arguments.seconds)
+            audited.requests, audited.tokens = counts["requests ended"], int(counters["generated_tokens"])
+            audited.heartbeat = oldest.value
             rows: dict[str, object] = {
                 "machine": engine.gpu,
                 "scheduled by": arguments.scheduler,
@@ -204,10 +212,19 @@ def main() -> None:
     parser.add_argument("--scheduler", choices=("gpu", "host"), default="gpu")
     parser.add_argument("--model", default="smollm2-135m", help="of bench/engine_process.py")
     parser.add_argument("--seed", type=int, default=time.time_ns() & 0xFFFF)
+    parser.add_argument("--append", type=Path, help="file that collects what runs have come to")
+    arguments, audited = parser.parse_args(), Audited(commit())
     try:
-        run(parser.parse_args())
-    except SoakError as fault:
-        sys.exit(f"FAULT: {fault}")
+        run(arguments, audited)
+    except BaseException as error:  # one that was broken off is not audited either
+        audited.fault = str(error) or repr(error)
+        if not isinstance(error, SoakError):
+            raise
+    finally:
+        if arguments.append:
+            print(append(arguments.append, audited))
+    if audited.fault:
+        sys.exit(f"FAULT: {audited.fault}")
     print("no fault")
 
 
