@@ -1,8 +1,8 @@
 """A pytest plugin: ``-p bench.gpu_reports --reports FILE [--share I/N]``.
 
-Each test's beginning and end go to FILE, one JSON object a line and at once, so that what a killed process got done is
-known. With --share only the I-th (from 0) of N runs of neighbouring tests is run: those of one module-scoped parameter
-stay together.
+Each test's beginning and end, and what pytest would print of a failure at the very end, go to FILE, one JSON object a
+line and at once, so that what a killed process got done is known. With --share only the I-th (from 0) of N runs of
+neighbouring tests is run: those of one module-scoped parameter stay together.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ class Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self._write(test=report.nodeid, outcome=report.outcome, seconds=report.duration, why=reason_of(report))
+            self._end(report, report.duration)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
-            self._write(test=report.nodeid, outcome=report.outcome, seconds=0.0, why=reason_of(report))
+            self._end(report, 0.0)
+
+    def _end(self, report: pytest.TestReport | pytest.CollectReport, seconds: float) -> None:
+        text = report.longreprtext if report.failed else ""
+        self._write(test=report.nodeid, outcome=report.outcome, seconds=seconds, why=reason_of(report), text=text)
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

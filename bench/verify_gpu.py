@@ -2,8 +2,8 @@
 
 Most of their time is work of the host, so groups of tests run beside each other, as many as there are processors; those
 that keep a control loop on the GPU run one after the other when these are done. Each group has a time limit, and so has
-the whole. One line a group as it ends; then a summary in Markdown, also written to --out. Exits with 1 unless every
-test passed.
+the whole. One line a group as it ends, and one a failure; then a summary in Markdown, also written to --out. Exits with
+1 unless every test passed.
 
 Kernels come from --cache, which bench.prebuild fills; what is missing there is compiled. The folder is this command's
 own because choices that tests measure beside each other must not become anybody's.
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ class Result:
         ended: what became of each test, by its name: one of OUTCOMES, or "begun".
         reasons: of failures and skips, the first first.
         stopped: why it did not come to its end; "" when it did.
-        log: all that pytest printed.
+        log: all that pytest printed; when it was stopped, then the failures that it had yet to print.
     """
 
     group: Group
@@ -70,13 +70,19 @@ class Result:
                 self.ended[test] = outcome
             if outcome in ("failed", "skipped"):
                 self.reasons.append((outcome, f"{test.rpartition('::')[2]}: {report['why']}"))
+            if self.stopped and report.get("text"):
+                self.log += f"\n{'_' * 20} {test}\n{report['text']}\n"
+
+    @property
+    def failures(self) -> list[str]:
+        """Test and reason of each."""
+        return [why for outcome, why in self.reasons if outcome == "failed"]
 
     def reason(self) -> str:
         """The first failure; else why it stopped; else the first skip."""
-        failures = [why for outcome, why in self.reasons if outcome == "failed"]
         begun = [test.rpartition("::")[2] for test, outcome in self.ended.items() if outcome == "begun"]
         stopped = [self.stopped + "".join(f", in {test}" for test in begun)] if self.stopped else []
-        return next(iter([*failures, *stopped, *(why for _, why in self.reasons)]), "")
+        return next(iter([*self.failures, *stopped, *(why for _, why in self.reasons)]), "")
 
     def cells(self) -> list[str]:
         counts = [str(self.counts[outcome]) for outcome in OUTCOMES]
@@ -105,9 +111,9 @@ def run(group: Group, environment: dict[str, str], deadline: float) -> Result:
                 os.killpg(process.pid, signal.SIGKILL)  # its session: pytest, and engines that it started
                 process.wait()
                 result.stopped, code = f"stopped after {limit:.0f} s", 0
+        result.log = log.read_text(errors="replace")
         if reports.exists():
             result.take(reports.read_text().splitlines())
-        result.log = log.read_text(errors="replace")
         if code not in (0, 1, 5):  # 5: the share has no tests
             tail = " ".join(result.log.split())[-SHOWN:]
             result.stopped = f"pytest ended with {code}: {tail}"
@@ -115,17 +121,22 @@ def run(group: Group, environment: dict[str, str], deadline: float) -> Result:
     return result
 
 
-def run_all(cache: Path, seconds: float, processes: int) -> Iterator[Result]:
+def run_all(cache: Path, seconds: float, processes: int, wanted: Sequence[str]) -> Iterator[Result]:
+    """Run the groups of files that ``wanted`` names, all if it is empty."""
     deadline = time.monotonic() + seconds
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "BLINK_MODEL_DIR": str(default_model_dir())}
     # One thread each: there are as many processes as processors.
     single = environment | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     with ThreadPoolExecutor(processes) as pool:
-        jobs = [pool.submit(run, group, single, deadline) for group in parallel_groups()]
+        jobs = [pool.submit(run, group, single, deadline) for group in chosen(parallel_groups(), wanted)]
         for job in as_completed(jobs):
             yield job.result()
-    for group in lone_groups():
+    for group in chosen(lone_groups(), wanted):
         yield run(group, environment, deadline)
+
+
+def chosen(groups: Iterable[Group], wanted: Sequence[str]) -> list[Group]:
+    return [group for group in groups if not wanted or group.file.stem in wanted]
 
 
 def summary(results: Sequence[Result], seconds: float, compiled: int) -> str:
@@ -150,6 +161,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu-verification.md")
     parser.add_argument("--log", type=Path, default=ROOT / "build" / "gpu-failures.log", help="of groups that failed")
+    files = sorted({group.file.stem for group in (*parallel_groups(), *lone_groups())})
+    parser.add_argument("--only", nargs="*", default=[], choices=files, help="files to run; no report is written then")
     arguments = parser.parse_args()
     cache = arguments.cache.resolve()
 
@@ -159,7 +172,7 @@ def main() -> None:
     before, began = kernels(), time.monotonic()
     results: list[Result] = []
     arguments.log.write_text("")
-    for result in run_all(cache, arguments.seconds, arguments.processes):
+    for result in run_all(cache, arguments.seconds, arguments.processes, arguments.only):
         results.append(result)
         if not result.good:
             with arguments.log.open("a") as log:
@@ -167,8 +180,11 @@ def main() -> None:
         name, good, passed, failed, skipped, taken, reason = result.cells()
         counts = f"{passed:>4} passed {failed:>3} failed {skipped:>3} skipped"
         print(f"{'ok  ' if good == 'yes' else 'FAIL'} {name:28} {counts} {taken:>4} s  {reason[:SHOWN]}", flush=True)
+        for failure in result.failures:
+            print(f"     {failure}", flush=True)
     text = summary(results, time.monotonic() - began, kernels() - before)
-    arguments.out.write_text(text)
+    if not arguments.only:
+        arguments.out.write_text(text)
     print(f"\n{text}")
     sys.exit(not all(result.good for result in results))
 

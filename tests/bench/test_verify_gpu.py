@@ -55,6 +55,8 @@ def test_a_test_that_hangs_is_named_and_what_came_before_it_counted(tmp_path: Pa
     group = group_of(tmp_path, BODY + "\ndef test_endless():\n    time.sleep(1000)\n", seconds=15.0)
     result = run_now(group)
     assert result.counts["passed"] == 5
+    assert len(result.failures) == 1
+    assert ">       assert 1 + 1 == 3" in result.log
     assert "stopped after 15 s, in test_endless" in Result(group, ended=result.ended, stopped=result.stopped).reason()
     assert not result.good
 
