@@ -1,12 +1,25 @@
 #!/usr/bin/env bash
 # Builds one of Blink's images with buildah, which needs neither a daemon nor Docker:
 #   deploy/images/build.sh gateway|engine-cpu|engine-cuda|operator [TAG]
-# BASE names another base image. BUILDAH_FLAGS is for hosts without overlayfs (--storage-driver vfs), BUILD_FLAGS for networks
-# with an authority of their own: --volume /etc/ssl/certs:/etc/ssl/certs:ro --build-arg PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+# ARCH=arm64 builds for Arm (the gateway of a DPU), on any machine. BASE names another base image for the build's tools;
+# base.sh makes one where no registry is reached. BUILDAH_FLAGS is for hosts without overlayfs (--storage-driver vfs),
+# BUILD_FLAGS for networks with an authority of their own:
+#   --volume AUTHORITY.pem:/authority.pem:ro --build-arg PIP_CERT=/authority.pem
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=${1:?usage: deploy/images/build.sh gateway|engine-cpu|engine-cuda|operator [TAG]}
 tag=${2:-$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)}
+own=$(dpkg --print-architecture)
+arch=${ARCH:-$own}
+image=localhost/blink/$target:$tag
 # shellcheck disable=SC2086
-exec buildah ${BUILDAH_FLAGS:-} build ${BUILD_FLAGS:-} --isolation chroot --format docker --layers \
-  --file deploy/images/Containerfile --target "$target" ${BASE:+--build-arg "BASE=$BASE"} --tag "blink/$target:$tag" .
+buildah() { command buildah ${BUILDAH_FLAGS:-} "$@"; }
+# All steps run on this machine's processor, also for another: so the platform of the build is always this one's.
+# shellcheck disable=SC2086
+buildah build ${BUILD_FLAGS:-} --isolation chroot --format docker --layers --build-arg "TARGETARCH=$arch" \
+  ${BASE:+--build-arg "BASE=$BASE"} --file deploy/images/Containerfile --target "$target" --tag "$image" .
+if [ "$arch" != "$own" ]; then
+  container=$(buildah from --pull-never "$image")
+  buildah config --arch "$arch" "$container"
+  buildah commit --quiet --rm --format docker "$container" "$image"
+fi
