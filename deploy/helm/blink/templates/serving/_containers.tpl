@@ -144,7 +144,7 @@ readinessProbe:
 lifecycle:
   preStop:
     {{- /* Endpoints forget the pod before it stops to take requests; then SIGTERM drains for drainSeconds. */}}
-    exec: {command: [sleep, "5"]}
+    sleep: {seconds: 5}
 resources:
   {{- $resources := deepCopy $v.gateway.resources }}
   {{- if and $v.gateway.rdmaResource (eq (int .worker) 0) }}
