@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
@@ -16,7 +16,7 @@ from services.colocation.apply.api import Api
 from services.colocation.apply.executor import CALL_ERRORS, Executor
 from services.colocation.leader import Election
 from services.colocation.metrics import OperatorMetrics
-from services.colocation.names import GROUP, POOLS, TENANT_LABEL, TENANTS, VERSION
+from services.colocation.names import GROUP, KUEUE_GROUP, POOLS, TENANT_LABEL, TENANTS, VERSION
 from services.colocation.observe.objects import Object
 from services.colocation.observe.store import Store
 from services.colocation.reconcile import Reconciler
@@ -116,9 +116,10 @@ async def _act(settings: OperatorSettings, store: Store, watched: Watched, api: 
     metrics.leading.set(1)
     try:
         await watched.complete.wait()
-        resizable = settings.resize == "auto" and await _can_resize(api)
-        log.info("watching", nodes=len(store.nodes), tenants=len(store.tenants), resizable=resizable)
-        executor = Executor(api, store, settings.replica, settings.priority_class)
+        resizable = settings.resize == "auto" and await _answer(api.can_resize)
+        kueue = await _answer(lambda: api.has_group(KUEUE_GROUP))
+        log.info("watching", nodes=len(store.nodes), tenants=len(store.tenants), resizable=resizable, kueue=kueue)
+        executor = Executor(api, store, settings.replica, settings.priority_class, kueue=kueue)
         slo = SloWatch(settings.scrape_timeout)
         reconciler = Reconciler(store, api, executor, slo, metrics, resizable=resizable)
         while True:
@@ -136,10 +137,11 @@ async def _act(settings: OperatorSettings, store: Store, watched: Watched, api: 
         metrics.leading.set(0)
 
 
-async def _can_resize(api: Api) -> bool:
+async def _answer(ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Of an API server that may be away for now."""
     while True:
         try:
-            return await api.can_resize()
+            return await ask()
         except CALL_ERRORS as error:
             get_logger().warning("api_unreachable", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
-from kubernetes.aio.client import ApiClient, CoreV1Api, CustomObjectsApi, V1DeleteOptions, V1Preconditions
+from kubernetes.aio.client import ApiClient, ApisApi, CoreV1Api, CustomObjectsApi, V1DeleteOptions, V1Preconditions
 from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.decision.model import Key
@@ -33,6 +33,7 @@ class Api:
         self.calls: Counter[str] = Counter()
         self._objects = CustomObjectsApi(client)  # serves any group, not custom ones alone
         self._core = CoreV1Api(client)
+        self._groups = ApisApi(client)
         self._limit = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def create_job(self, manifest: Json) -> Json:
@@ -107,6 +108,11 @@ class Api:
         """Whether the API server lets a running pod's resources be changed."""
         resources = await self._call("get resources", self._core.get_api_resources(**_LIMIT))
         return any(each.name == "pods/resize" for each in resources.resources)
+
+    async def has_group(self, group: str) -> bool:
+        """Whether the cluster serves such objects."""
+        groups = await self._call("get groups", self._groups.get_api_versions(**_LIMIT))
+        return any(each.name == group for each in groups.groups)
 
     async def _gone(self, name: str, call: Awaitable[object]) -> None:
         try:

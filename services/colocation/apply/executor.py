@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.apply.api import Api, Json
-from services.colocation.apply.jobs import bound, job_cores, job_manifest, placement_annotations
+from services.colocation.apply.jobs import bound, job_cores, job_manifest, placement_annotations, queue_of
 from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Release, Resize, Suspend
 from services.colocation.decision.model import Key
-from services.colocation.names import CORES_ANNOTATION, GROUP, VERSION
-from services.colocation.observe.objects import Object, timestamp
+from services.colocation.names import CORES_ANNOTATION, GROUP, QUEUE_LABEL, VERSION
+from services.colocation.observe.objects import Object, queued, timestamp
 from services.colocation.observe.store import Store
 
 CONTROLLER = "blink.dev/operator"
@@ -19,13 +19,17 @@ MAX_NOTE = 1000
 
 
 class Executor:
-    """Writes what it did through to ``store``, so that the next decision need not wait for a watch to show it."""
+    """Writes what it did through to ``store``, so that the next decision need not wait for a watch to show it.
 
-    def __init__(self, api: Api, store: Store, identity: str, priority_class: str) -> None:
+    Where ``kueue`` is installed, a Job that names a queue gets its label with its node, and Kueue alone unsuspends it.
+    """
+
+    def __init__(self, api: Api, store: Store, identity: str, priority_class: str, *, kueue: bool = False) -> None:
         self._api = api
         self._store = store
         self._identity = identity
         self._priority_class = priority_class
+        self._kueue = kueue
 
     async def carry_out(self, action: Action) -> None:
         """Do it. Raises ApiException, OSError or TimeoutError."""
@@ -88,25 +92,29 @@ class Executor:
             },
         )
 
-    async def _create(self, tenant: Object, cores: int, node: str) -> Json:
-        job = await self._api.create_job(job_manifest(tenant, cores, node, self._priority_class))
+    async def _create(self, tenant: Object, cores: int, node: str, queue: str = "") -> Json:
+        job = await self._api.create_job(job_manifest(tenant, cores, node, self._priority_class, queue))
         self._store.set_job(job, gone=False)
         return job
 
     async def _release(self, tenant: Object, action: Release) -> None:
         job = self._store.jobs.get(action.key)
+        queue = queue_of(tenant) if self._kueue else ""
         # Only a Job that never ran may be given another node, and none may be given another size.
         if job is not None and ((job.get("status") or {}).get("startTime") or job_cores(job) != action.cores):
             await self._remove(action.key)
             job = None
         if job is None:
-            job = await self._create(tenant, action.cores, action.node)
+            job = await self._create(tenant, action.cores, action.node, queue)
         own = tenant["spec"]["template"]["spec"]["template"]["spec"].get("affinity")
         here = bound(own, action.node)
-        spec: Json = {"suspend": False}
+        spec: Json = {} if queue else {"suspend": False}
         if job["spec"]["template"]["spec"].get("affinity") != here:
             spec["template"] = {"spec": {"affinity": here}}
-        released = {"metadata": {"annotations": placement_annotations(action.cores, action.node)}, "spec": spec}
+        metadata: Json = {"annotations": placement_annotations(action.cores, action.node)}
+        if queue:
+            metadata["labels"] = {QUEUE_LABEL: queue}
+        released = {"metadata": metadata, "spec": spec}
         self._store.set_job(await self._api.patch_job(action.key, released), gone=False)
 
     async def _resize(self, key: Key, cores: int) -> None:
@@ -121,7 +129,9 @@ class Executor:
 
     async def _suspend(self, key: Key) -> None:
         job = self._store.jobs.get(key)
-        if job is not None and not job["spec"].get("suspend"):
+        if job is not None and queued(job):
+            await self._remove(key)  # Kueue would start it again
+        elif job is not None and not job["spec"].get("suspend"):
             self._store.set_job(await self._api.patch_job(key, {"spec": {"suspend": True}}), gone=False)
 
     async def _remove(self, key: Key) -> None:

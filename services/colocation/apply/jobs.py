@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from services.colocation.names import CORES_ANNOTATION, GROUP, NODE_ANNOTATION, TENANT_LABEL, VERSION
+from services.colocation.names import CORES_ANNOTATION, GROUP, NODE_ANNOTATION, QUEUE_LABEL, TENANT_LABEL, VERSION
 from services.colocation.observe.objects import Object
 
 
-def job_manifest(tenant: Object, cores: int, node: str, priority_class: str) -> dict[str, Any]:
-    """A Job that is suspended and, where ``node`` is named, bound to it.
+def job_manifest(tenant: Object, cores: int, node: str, priority_class: str, queue: str = "") -> dict[str, Any]:
+    """A Job that is suspended and, where ``node`` is named, bound to it; ``queue`` hands it to Kueue.
 
     Its container asks for exactly ``cores``, and for as much memory as it may use, so that the pod is Guaranteed and
     a static CPU manager gives it whole CPUs of its own.
@@ -41,7 +42,7 @@ def job_manifest(tenant: Object, cores: int, node: str, priority_class: str) -> 
         "metadata": {
             "name": metadata["name"],
             "namespace": metadata["namespace"],
-            "labels": {**(own.get("labels") or {}), **label},
+            "labels": {**_without_queue(own.get("labels")), **label, **({QUEUE_LABEL: queue} if queue else {})},
             "annotations": {**(own.get("annotations") or {}), **placement_annotations(cores, node)},
             "ownerReferences": [
                 {
@@ -73,9 +74,20 @@ def bound(affinity: Object | None, node: str) -> dict[str, Any]:
     return made
 
 
+def queue_of(tenant: Object) -> str:
+    """Kueue's queue that the Job's labels name; empty for none."""
+    labels = (tenant["spec"]["template"].get("metadata") or {}).get("labels") or {}
+    return str(labels.get(QUEUE_LABEL, ""))
+
+
 def job_cores(job: Object) -> int:
     """What a new pod of the Job would ask for."""
     return int(job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+
+
+def _without_queue(labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Kueue would start a Job that has no node yet."""
+    return {name: value for name, value in (labels or {}).items() if name != QUEUE_LABEL}
 
 
 def _size(container: dict[str, Any], cores: int) -> None:

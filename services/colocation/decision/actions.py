@@ -13,6 +13,7 @@ class Reason(StrEnum):
     """Why something was decided, as events and conditions name it."""
 
     QUEUED = "Queued"
+    KUEUE_HOLDS = "KueueHolds"
     RELEASED = "Released"
     GROWN = "Grown"
     RUNNING = "Running"

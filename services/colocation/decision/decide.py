@@ -162,9 +162,12 @@ class _PoolRound:
             reason = Reason.GROWN
         elif cores < before:
             reason = Reason.SHRUNK_FOR_ROOM if stage is Stage.NORMAL else Reason.SHRUNK_FOR_SLO
+        elif tenant.held_by_kueue:
+            reason = Reason.KUEUE_HOLDS
         text = explain(reason, tenant, self._pool, self.guard, cores=cores, node=node)
         if before is None:
             self.actions.append(Release(tenant.key, reason, text, node, cores))
         elif cores != before:
             self.actions.append(Resize(tenant.key, reason, text, cores))
-        self.reports[tenant.key] = TenantReport(Phase.RUNNING, reason, text, node, cores, queued=tenant.waiting_since)
+        phase = Phase.WAITING if reason is Reason.KUEUE_HOLDS else Phase.RUNNING
+        self.reports[tenant.key] = TenantReport(phase, reason, text, node, cores, queued=tenant.waiting_since)

@@ -7,6 +7,7 @@ from services.colocation.decision.model import Guard, Pool, Reading, Tenant
 
 _SENTENCES = {
     Reason.RUNNING: "runs on {node} with {cores} cores",
+    Reason.KUEUE_HOLDS: "{cores} cores of {node} are kept for it: its queue in Kueue has not admitted it",
     Reason.RELEASED: "released on {node} with {cores} cores",
     Reason.GROWN: "cores were free on {node}: it has {cores} now",
     Reason.SHRUNK_FOR_ROOM: "another tenant, or serving, needs cores of {node}: it has {cores} now",

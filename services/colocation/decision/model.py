@@ -154,6 +154,7 @@ class Tenant:
     placement: Placement | None = None
     pod_pending: bool = False  # released, but its pod runs nowhere
     resizable: bool = True  # its pod's node can change its CPU in place, if the cluster's API server can
+    held_by_kueue: bool = False  # it has a node and cores, but Kueue has not admitted its Job
     lingering: bool = False  # suspended, but a pod still takes its time to end
     outcome: Outcome | None = None
 

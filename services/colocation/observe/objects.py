@@ -26,6 +26,7 @@ from services.colocation.errors import InvalidObjectError
 from services.colocation.names import (
     CORES_ANNOTATION,
     NODE_ANNOTATION,
+    QUEUE_LABEL,
 )
 from services.colocation.observe.quantities import millicores
 
@@ -126,6 +127,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         placement=placement,
         pod_pending=placement is not None and not any((p.get("spec") or {}).get("nodeName") for p in staying),
         resizable=any(resizable(pod) for pod in staying),
+        held_by_kueue=placement is not None and job is not None and bool(job["spec"].get("suspend")),
         lingering=placement is None and bool(live),
         outcome=outcome_of(job) or _recorded_outcome(status),
     )
@@ -145,7 +147,9 @@ def resizable(pod: Object) -> bool:
 
 def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
     """Where a released Job is: its annotations say, and a pod that was resized knows better how many cores it has."""
-    if job is None or job["spec"].get("suspend") or "deletionTimestamp" in job["metadata"] or outcome_of(job):
+    if job is None or "deletionTimestamp" in job["metadata"] or outcome_of(job):
+        return None
+    if job["spec"].get("suspend") and not queued(job):
         return None
     annotations = job["metadata"].get("annotations") or {}
     node, cores = annotations.get(NODE_ANNOTATION), annotations.get(CORES_ANNOTATION)
@@ -153,6 +157,11 @@ def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
         return None
     sizes = [millicores(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]) // 1000 for pod in pods]
     return Placement(node, max(sizes, default=int(cores)))
+
+
+def queued(job: Object) -> bool:
+    """Whether Kueue says when the Job runs; its node was decided before."""
+    return QUEUE_LABEL in (job["metadata"].get("labels") or {})
 
 
 def outcome_of(job: Object | None) -> Outcome | None:
