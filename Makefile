@@ -6,8 +6,8 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-cluster test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma install cuda lint types imports \
-  format lock clean model helm
+.PHONY: run test test-cluster test-node lint-chart test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma install cuda \
+  lint types imports format lock clean model helm
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -72,9 +72,31 @@ test-cluster: install
 	  else echo "blink needs one more package for this: apt-get install etcd-server"; exit 1; fi; }
 	$(BIN)/pytest -m cluster -n 0 tests/cluster
 
+# The chart on a node of its own, with containerd and kubelet, as root (docs/kubernetes.md). Images are built once.
+NODE_PACKAGES := etcd-server containerd runc containernetworking-plugins buildah debootstrap dnsmasq-base iptables conntrack
+test-node: install model
+	@test "$$(id -u)" = 0 || { echo "a node needs root"; exit 1; }
+	@missing=; for package in $(NODE_PACKAGES); do dpkg-query --show $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	test -z "$$missing" || { echo "blink needs more packages for this, installing:$$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -qq --yes --no-install-recommends $$missing >/dev/null; }
+	$(BIN)/pytest -m node -n 0 tests/cluster/node
+
 # What the cuda engine needs beside NVIDIA's driver.
 cuda: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/cuda.txt
+
+# checkov over every profile; in an environment of its own, as it asks for old versions of much.
+CHECKOV := $(abspath build/checkov)
+lint-chart: helm
+	@test -x $(CHECKOV)/bin/checkov || { python3 -m venv $(CHECKOV) \
+	  && $(CHECKOV)/bin/pip install --quiet --disable-pip-version-check checkov==3.3.30; }
+	@rm -rf build/chart && mkdir -p build/chart
+	@helm=$$($(BIN)/python -m tests.cluster.fetch_helm); for profile in deploy/helm/blink/profiles/*.yaml; do \
+	  $$helm template blink deploy/helm/blink --namespace serving --values $$profile \
+	    --set tenants.namespace=batch,tenants.createNamespace=true,serviceMonitor.enabled=true \
+	    > build/chart/$$(basename $$profile) || exit 1; done
+	$(CHECKOV)/bin/checkov --config-file deploy/helm/checkov.yaml --directory build/chart
 
 # What tests of the chart render it with: in the cache, once.
 helm: install
@@ -128,7 +150,7 @@ format: install
 
 # Needs uv. The lock files carry hashes of every wheel and no index address.
 lock:
-	for set in runtime operator dev bench cuda; do \
+	for set in runtime operator dev build bench cuda; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	    requirements/$$set.in -o requirements/$$set.txt || exit 1; done
 

@@ -9,12 +9,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.fetch_helm import CACHE
 
 MODULE = Path(__file__).parent / "kubernetes"
-PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+NODE = ("kubelet", "kube-proxy")
 BUILD_SECONDS = 3000
 
 
@@ -29,11 +31,11 @@ def kubernetes_version() -> str:
     return found[1]
 
 
-def kubernetes() -> Path:
+def kubernetes(programs: Sequence[str] = CONTROL_PLANE) -> Path:
     """Directory of the built programs. Raises MissingProgramError."""
     version = kubernetes_version()
     directory = CACHE / f"kubernetes-{version.removeprefix('v')}"
-    missing = [name for name in PROGRAMS if not (directory / name).exists()]
+    missing = [name for name in programs if not (directory / name).exists()]
     if not missing:
         return directory
     if shutil.which("go") is None:
@@ -43,25 +45,25 @@ def kubernetes() -> Path:
     major, minor, _ = version.removeprefix("v").split(".")
     stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     flags = "-s -w " + " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items())
-    for name in missing:
-        command = ["go", "build", "-p", "2", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", f"{directory}/"]
-        done = subprocess.run(
-            [*command, f"k8s.io/kubernetes/cmd/{name}"],
-            cwd=MODULE,
-            env={**os.environ, "CGO_ENABLED": "0"},
-            capture_output=True,
-            text=True,
-            timeout=BUILD_SECONDS,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise MissingProgramError(f"{name} does not build: {done.stderr.strip()[-2000:]}")
+    # One build for all, so that what they share is compiled once.
+    command = ["go", "build", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", f"{directory}/"]
+    done = subprocess.run(
+        [*command, *(f"k8s.io/kubernetes/cmd/{name}" for name in missing)],
+        cwd=MODULE,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise MissingProgramError(f"{', '.join(missing)}: go build fails: {done.stderr.strip()[-2000:]}")
     return directory
 
 
-def etcd() -> Path:
-    """Raises MissingProgramError."""
-    found = shutil.which("etcd")
+def debian(program: str, package: str) -> Path:
+    """A program of the distribution. Raises MissingProgramError."""
+    found = shutil.which(program)
     if found is None:
-        raise MissingProgramError("etcd is needed: apt-get install etcd-server")
+        raise MissingProgramError(f"{program} is needed: apt-get install {package}")
     return Path(found)

@@ -29,7 +29,7 @@ PATHS = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked_for = "cluster" in config.option.markexpr and "PYTEST_XDIST_WORKER" not in os.environ
     for item in items:
-        if item.path.is_relative_to(_HERE):
+        if item.path.parent == _HERE:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(300))
             if not asked_for:

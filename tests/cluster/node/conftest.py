@@ -1,0 +1,87 @@
+"""A cluster of one real node, with Blink's images and model on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.bootstrap.settings import DEFAULT_MODEL
+from services.bootstrap.store.store import ModelStore
+from tests.cluster.control_plane import Client, ControlPlane
+from tests.cluster.fetch_helm import CACHE
+from tests.cluster.node.images import archives
+from tests.cluster.node.machine import Machine
+from tests.cluster.node.network import HOST_ADDRESS, Network
+from tests.cluster.node.release import Release
+
+_HERE = Path(__file__).parent
+TEST_SECONDS = 600
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked_for = "node" in config.option.markexpr and "PYTEST_XDIST_WORKER" not in os.environ
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.node)
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
+            if not asked_for:
+                item.add_marker(pytest.mark.skip("runs on a node of its own, as root: make test-node"))
+
+
+@pytest.fixture(scope="session")
+def directory() -> Iterator[Path]:
+    """Where the node keeps everything: not in pytest's, whose paths are too long for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="blink-node-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="session")
+def models(directory: Path) -> Path:
+    """A folder that everybody may read, as a volume of the node's."""
+    folder = directory / "models"
+    folder.mkdir()
+    directory.chmod(0o755)
+    shutil.copy(ModelStore().resolve(DEFAULT_MODEL), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plane(directory: Path) -> Iterator[ControlPlane]:
+    """One at a time on this machine: its network has fixed addresses."""
+    with (CACHE / "node.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (directory / "plane").mkdir()
+        with Network(), ControlPlane(directory / "plane", {}, HOST_ADDRESS) as running:
+            yield running
+
+
+@pytest.fixture(scope="session")
+def machine(plane: ControlPlane, directory: Path) -> Iterator[Machine]:
+    images = archives()
+    (directory / "node").mkdir()
+    with Machine(plane, directory / "node") as running:
+        for image in images:
+            running.load(image)
+        running.start_kubelet()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(plane: ControlPlane) -> Client:
+    return plane.client()
+
+
+@pytest.fixture(scope="session")
+def release(plane: ControlPlane, machine: Machine, models: Path) -> Iterator[Release]:
+    """The chart, installed with the profile cpu-demo."""
+    made = Release(plane, models)
+    made.install()
+    yield made
+    made.remove()

@@ -1,0 +1,110 @@
+"""The images that the chart installs, built by the command that the docs give, without a registry.
+
+Each is an archive in the cache, under a name that changes with what it is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.cluster.binaries import debian
+from tests.cluster.fetch_helm import CACHE
+
+REPOSITORY = Path(__file__).parents[3]
+IMAGES = REPOSITORY / "deploy" / "images"
+SOURCES = (
+    *("CMakeLists.txt", "pyproject.toml", "proto", "services", "requirements"),
+    *("deploy/images/Containerfile", "deploy/images/steps"),
+)
+TARGETS = ("gateway", "engine-cpu", "operator")
+VERSION = "0.1.0"
+# Overlay is quick; what lies on a file system without it (another overlay) names vfs.
+STORAGE = (f"--storage-driver={os.environ.get('STORAGE_DRIVER', 'overlay')}", f"--root={CACHE}/storage")
+BASE = "localhost/blink/base"
+AUTHORITY = Path("/etc/ssl/certs/ca-certificates.crt")  # a network may have one of its own
+BUILD_SECONDS = 3000
+
+# What holds a pod's namespaces: Kubernetes has an image for it, here is no registry to get it from.
+PAUSE_SOURCE = """
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void end(int) { _exit(0); }
+static void reap(int) { while (waitpid(-1, nullptr, WNOHANG) > 0) {} }
+int main() {
+  signal(SIGTERM, end);
+  signal(SIGINT, end);
+  signal(SIGCHLD, reap);
+  for (;;) pause();
+}
+"""
+
+
+def archives() -> list[Path]:
+    """All that a node needs for the chart, built where they are not in the cache. Raises MissingProgramError."""
+    return [*(archive(target) for target in TARGETS), _pause(CACHE / "images")]
+
+
+def archive(target: str, arch: str = "amd64") -> Path:
+    """One image of Blink's, for amd64 or arm64. Raises MissingProgramError."""
+    directory = CACHE / "images"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{target}-{arch}-{_key()}.tar"
+    if not path.exists():
+        for old in directory.glob(f"{target}-{arch}-*.tar"):
+            old.unlink()
+        environment = _environment(arch)
+        if not _buildah("images", "--quiet", BASE, check=False):
+            subprocess.run([IMAGES / "base.sh"], env=environment, check=True, timeout=BUILD_SECONDS)
+        tag = f"{VERSION}-{arch}"
+        command: list[str | Path] = [IMAGES / "build.sh", target, tag]
+        subprocess.run(command, env=environment, check=True, timeout=BUILD_SECONDS)
+        _save(f"localhost/blink/{target}:{tag}", f"docker.io/blink/{target}:{VERSION}", path)
+    return path
+
+
+def _environment(arch: str) -> dict[str, str]:
+    flags = f"--volume {AUTHORITY}:/authority.pem:ro --build-arg PIP_CERT=/authority.pem" if AUTHORITY.exists() else ""
+    return {**os.environ, "ARCH": arch, "BASE": BASE, "BUILDAH_FLAGS": " ".join(STORAGE), "BUILD_FLAGS": flags}
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        top = REPOSITORY / source
+        for path in sorted([top] if top.is_file() else top.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _pause(directory: Path) -> Path:
+    """A static program alone in an image."""
+    path = directory / f"pause-{hashlib.sha256(PAUSE_SOURCE.encode()).hexdigest()[:16]}.tar"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / "pause.cpp").write_text(PAUSE_SOURCE)
+            compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
+            subprocess.run([compiler, "-Os", "-static", "-o", "pause", "pause.cpp"], cwd=scratch, check=True)
+            container = _buildah("from", "scratch")
+            _buildah("copy", container, f"{scratch}/pause", "/pause")
+            _buildah("config", "--entrypoint", '["/pause"]', container)
+            _buildah("commit", "--rm", container, "localhost/pause:1")
+        _save("localhost/pause:1", "localhost/pause:1", path)
+    return path
+
+
+def _save(image: str, name: str, path: Path) -> None:
+    partial = path.with_suffix(".partial")
+    _buildah("push", "--quiet", image, f"docker-archive:{partial}:{name}")
+    partial.rename(path)
+
+
+def _buildah(*arguments: str, check: bool = True) -> str:
+    command: list[str | Path] = [debian("buildah", "buildah"), *STORAGE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=check).stdout.strip()

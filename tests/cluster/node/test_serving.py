@@ -1,0 +1,106 @@
+"""The chart on a real node: what is installed serves the model, is changed, taken back and, last of all, removed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import requests
+
+from tests.cluster.node.machine import NAME as NODE
+from tests.cluster.node.machine import Machine
+from tests.cluster.node.release import NAMESPACE, Release
+from tests.cluster.scene import eventually
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "gpu_engine/cpu/goldens.json").read_text())["goldens"][0]
+TOKENS = 16
+WANTED = GOLDEN["tokens"][:TOKENS]
+OUR_KINDS = ("clusterroles", "clusterrolebindings")
+
+
+def answers(release: Release) -> bool:
+    return bool(release.generate(GOLDEN["prompt"], TOKENS) == WANTED)
+
+
+def variable(release: Release, name: str) -> str | None:
+    """A variable of the one serving pod's engine."""
+    (pod,) = (each for each in release.pods("gateway") if "deletionTimestamp" not in each["metadata"])
+    engine = next(each for each in pod["spec"]["initContainers"] if each["name"] == "engine")
+    return next((each["value"] for each in engine["env"] if each["name"] == name), None)
+
+
+def test_the_installed_gateway_streams_the_models_own_tokens(release: Release) -> None:
+    assert answers(release), release.diagnosis()
+
+
+def test_its_containers_are_nobodys_root_and_can_write_to_no_image(release: Release, machine: Machine) -> None:
+    for component in ("gateway", "operator"):
+        for pod in release.pods(component):
+            for container in (*pod["status"]["containerStatuses"], *pod["status"].get("initContainerStatuses", ())):
+                found = json.loads(machine.ctr("containers", "info", container["containerID"].partition("//")[2]))
+                spec = found["Spec"]
+                assert (spec["process"]["user"]["uid"], spec["root"]["readonly"]) == (10_001, True), container["name"]
+                assert spec["process"]["noNewPrivileges"]
+                assert not spec["process"]["capabilities"].get("effective")
+
+
+def test_helm_test_has_a_pod_of_the_cluster_ask_for_an_answer(release: Release) -> None:
+    told = release.helm("test", "blink", "--timeout", "120s", "--logs")
+    assert "Phase:          Succeeded" in told
+    assert "Paris" in told
+
+
+def test_the_http_side_answers_behind_the_same_service(release: Release) -> None:
+    host = release.address().rpartition(":")[0]
+    body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    answer = requests.post(f"http://{host}:8000/v1/completions", json=body, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_an_upgrade_changes_a_value_and_a_rollback_takes_it_back(release: Release) -> None:
+    before = variable(release, "BLINK_BOOTSTRAP_MAX_RUNNING")
+    release.upgrade(engine__settings__max_running="7")
+    assert variable(release, "BLINK_BOOTSTRAP_MAX_RUNNING") == "7"
+    assert answers(release), release.diagnosis()
+    # Back, while somebody asks all the time: nobody's stream is cut.
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(lambda: [answers(release) for _ in iter(stop.is_set, True)])
+        try:
+            roll_back(release)
+        finally:
+            stop.set()
+        assert all(asked.result()), release.diagnosis()
+        assert len(asked.result()) > 1
+    assert variable(release, "BLINK_BOOTSTRAP_MAX_RUNNING") == before
+
+
+def roll_back(release: Release) -> None:
+    """And wait until the pods before have gone."""
+    release.helm("rollback", "blink", "--wait", "--timeout", "300s")
+    eventually(lambda: len(release.pods("gateway")) == 1, release.diagnosis)
+
+
+def test_an_engine_that_is_killed_comes_back_and_is_waited_for(release: Release, machine: Machine) -> None:
+    (pod,) = release.pods("gateway")
+    (engine,) = pod["status"]["initContainerStatuses"]
+    machine.ctr("tasks", "kill", "--signal", "SIGKILL", engine["containerID"].partition("//")[2])
+
+    def came_back() -> bool:
+        (now,) = release.pods("gateway")
+        (restarted,) = now["status"]["initContainerStatuses"]
+        return restarted["restartCount"] == 1 and all(each["ready"] for each in now["status"]["containerStatuses"])
+
+    eventually(came_back, release.diagnosis)
+    assert answers(release), release.diagnosis()
+
+
+def test_a_drained_node_gives_up_serving_and_takes_it_back(release: Release) -> None:
+    release.kubectl("drain", NODE, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", "--force")
+    running = [p for p in release.pods("gateway") if p["status"]["phase"] == "Running"]
+    assert not running
+    release.kubectl("uncordon", NODE)
+    release.kubectl("rollout", "status", "deployment/blink", "--namespace", NAMESPACE, "--timeout=180s")
+    assert answers(release), release.diagnosis()
