@@ -97,9 +97,9 @@ class RingProducts(MatrixProducts):
         super().__init__(device, skinny)
         self._own, self._ring = skinny, ring
 
-    def _launch(self, stream: Stream, shape: Shape, operands: Operands, way: str) -> None:
+    def launch(self, stream: Stream, shape: Shape, operands: Operands, way: str) -> None:
         if self._own is None or not way.startswith(SKINNY):
-            super()._launch(stream, shape, operands, way)
+            super().launch(stream, shape, operands, way)
             return
         rows = int(way.removeprefix(SKINNY))
         schedule = replace(Schedule.of(rows, shape.weight_rows, self._own.multiprocessors), ring=self._ring)

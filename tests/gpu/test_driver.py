@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+from cuda.bindings import driver as cu
+
 from services.gpu_engine.cuda.compiler import Compiler
-from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, Timer, pointer
+from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, Timer, carve_out, check, pointer
 
 
 class Cycle:
@@ -49,3 +51,19 @@ def test_names_choose_which_kernels_overlap(device: Device) -> None:
     some = Stream(overlap={"rotary", "attention"})
     assert some.overlaps("rotary")
     assert not some.overlaps("swiglu")
+
+
+def test_kernels_looked_up_inside_prefer_shared_memory(device: Device, compiler: Compiler) -> None:
+    cubin = compiler.build(("hold.cu",), {})
+
+    def preferred() -> int:
+        module = Module(cubin)
+        module.kernel("hold")
+        function = check("cuModuleGetFunction", cu.cuModuleGetFunction(module._module, b"hold"))
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        return int(check("cuFuncGetAttribute", cu.cuFuncGetAttribute(attribute, function)))
+
+    before = preferred()
+    with carve_out(100):
+        assert preferred() == 100
+    assert preferred() == before != 100

@@ -59,7 +59,7 @@ def test_a_row_has_the_same_bits_in_every_bucket(
     def record(stream: Stream, bucket: int) -> None:
         products.matmul(stream, x.pointer, weight.pointer, out.pointer, m=bucket, n=n, k=k)
 
-    warm_up(compiler, products, BUCKETS, record)
+    warm_up(compiler, products, BUCKETS, record, record)
     reference: NDArray[np.uint16] | None = None
     for bucket in reversed(BUCKETS):
         out.fill(0xFF)
@@ -88,7 +88,7 @@ def test_the_next_start_computes_products_the_same_way(
 
         with products.observing() as unknown:
             record(Stream(), buckets[0])
-        warm_up(compiler, products, buckets, record)
+        warm_up(compiler, products, buckets, record, record)
         return products, unknown
 
     assert set(start()[1]) == {Shape(buckets[0], n, k, "bf16")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+from services.gpu_engine.cuda.choosing import excerpt_of
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.cuda.products import MatrixProducts
+from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
+from services.gpu_engine.cuda.warm_up import warm_up
+from services.gpu_engine.models.family import Layer
 from tests.gpu.steps import POISON, relative_error
 from tests.gpu.test_step import GEOMETRIES, Model, Script, Sequences, load, poison, reference_logits
 
@@ -130,6 +137,39 @@ def test_a_row_has_the_same_logits_alone_and_in_every_bucket(
         results.append(model.executor.activations.logits.download(np.float32, (4, model.vocabulary)))
     for found in results[1:]:
         np.testing.assert_array_equal(found, results[0])
+
+
+def test_choosing_products_by_the_time_of_the_step_changes_no_bit_of_it(
+    model: Model, device: Device, compiler: Compiler, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = MatrixProducts(device, SkinnyGemm(device, compiler))
+    monkeypatch.setattr(model.executor, "products", products)
+    stream, buckets = Stream(), [4, 16, 64, 72, 128]
+    script: Script = [[9, 5, 30, 20], [1, 1, 1, 1]]
+    model.executor.cache.fill(POISON)
+    sequences = Sequences(rng, script, model.vocabulary)
+    logits_of(model, stream, sequences, script[0])
+    step = sequences.step(script[1])
+
+    def record(stream: Stream, bucket: int, layers: Sequence[Layer] | None = None) -> None:
+        model.executor.launch(stream, bucket, min(bucket, ROWS), layers)
+
+    def logits(bucket: int) -> NDArray[np.float32]:
+        poison(model.executor)
+        model.arrays.upload(step)
+        record(stream, bucket)
+        stream.synchronize()
+        return model.executor.activations.logits.download(np.float32, (4, model.vocabulary))
+
+    expected = logits(4)
+    model.arrays.counts.fill(0)
+    excerpt = excerpt_of(model.executor.layers)
+    assert len(excerpt) < len(model.executor.layers)
+    warm_up(compiler, products, buckets, record, partial(record, layers=excerpt))
+    with products.observing() as unsettled:
+        for bucket in buckets:
+            np.testing.assert_array_equal(logits(bucket), expected)
+    assert not unsettled
 
 
 def test_a_sequence_has_the_same_logits_alone_and_beside_the_prompts_of_others(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
 from services.common.logging import get_logger
+from services.gpu_engine.cuda.choosing import excerpt_of
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.control_loop.build import THREADS, build_control_loop
 from services.gpu_engine.cuda.control_loop.loop import ControlLoop
@@ -24,6 +25,7 @@ from services.gpu_engine.cuda.warm_up import warm_up
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource, fp8_stacks, scratch_bytes
 from services.gpu_engine.engine import EngineError, EngineLimits, Precision
 from services.gpu_engine.models.config import ModelConfig
+from services.gpu_engine.models.family import Layer
 from services.ring.header import read_ring_info
 from services.ring.memory import MemoryTransport, Region
 
@@ -99,12 +101,14 @@ def assemble(
         fp8_scratch=scratch_bytes(model.layers, fp8),
     )
 
-    def record(stream: Stream, bucket: int) -> None:
-        executor.launch(stream, bucket, min(bucket, limits.max_running))
+    def record(stream: Stream, bucket: int, layers: Sequence[Layer] | None = None) -> None:
+        executor.launch(stream, bucket, min(bucket, limits.max_running), layers)
 
     buckets = default_buckets(limits.max_batched_tokens)
     executor.activations.randomize()
-    warm_up(compiler, executor.products, buckets, record, partial(progress, "choosing matrix products"))
+    excerpt = partial(record, layers=excerpt_of(model.layers))
+    choosing = partial(progress, "choosing matrix products")
+    warm_up(compiler, executor.products, buckets, record, excerpt, progress=choosing)
     graphs = loop.capture(around(record), buckets, partial(progress, "capturing step graphs"))
     log.info(
         "loaded",

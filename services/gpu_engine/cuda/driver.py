@@ -83,6 +83,7 @@ class Device:
 
 
 _measured: list[int] | None = None
+_carve_out: int | None = None  # see carve_out; None leaves it to the driver, launch by launch
 
 
 @contextmanager
@@ -96,6 +97,20 @@ def measuring() -> Iterator[list[int]]:
     finally:
         _measured = None
         found[:] = [-(-nbytes // GRANULE) * GRANULE if nbytes > GRANULE else nbytes for nbytes in found]
+
+
+@contextmanager
+def carve_out(percent: int | None) -> Iterator[None]:
+    """Kernels looked up inside prefer so much of the first-level cache as shared memory.
+
+    A multiprocessor must be idle to change its division, so kernels in turn with different ones can't follow closely.
+    """
+    global _carve_out  # noqa: PLW0603 (the engine starts on one thread)
+    before, _carve_out = _carve_out, percent
+    try:
+        yield
+    finally:
+        _carve_out = before
 
 
 @contextmanager
@@ -305,6 +320,9 @@ class Module:
     def kernel(self, name: str, *, waits: bool = False) -> Kernel:
         """An entry point; for ``waits`` see Kernel."""
         function = check(f"lookup of {name}", cu.cuModuleGetFunction(self._module, name.encode()))
+        if _carve_out is not None:
+            preferred = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            check("cuFuncSetAttribute", cu.cuFuncSetAttribute(function, preferred, _carve_out))
         return Kernel(self, function, name, waits=waits)
 
     def constant(self, name: str, dtype: DTypeLike = np.uint32) -> Any:

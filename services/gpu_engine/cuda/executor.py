@@ -6,6 +6,7 @@ the host or are captured once for each bucket of tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +102,7 @@ class StepExecutor:
         self.kernels = Kernels(device, geometry, compiler, step, AttentionWork(geometry, limits))
         self.mixture = MixtureKernels(geometry, compiler, step, limits) if geometry.config.mixture else None
         self.sampler = Sampler(geometry.config.vocabulary, compiler, step, limits.rows)
-        self._layers = layers
+        self.layers = layers
         self._weights = weights
         self._geometry = geometry
         self.pages = pages
@@ -121,11 +122,15 @@ class StepExecutor:
         """Address of a layer's part of the KV cache."""
         return self.cache.pointer + layer * self._layer_bytes
 
-    def launch(self, stream: Stream, tokens: int, samples: int) -> None:
-        """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there."""
+    def launch(self, stream: Stream, tokens: int, samples: int, layers: Sequence[Layer] | None = None) -> None:
+        """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there.
+
+        Args:
+            layers: some of the model's instead of all, for measurements.
+        """
         self.kernels.plan_attention(stream)
         delta: Delta = None
-        for layer in self._layers:
+        for layer in self.layers if layers is None else layers:
             match layer:
                 case Embedding():
                     table = self._weights.address(layer.weight)

@@ -5,49 +5,47 @@ is written so; cuBLASLt's algorithms that do not split k come to the same bits o
 checked for each before it is taken. So a row's bits do not depend on what shares its step. On a GPU without the skinny
 kernel nothing is checked, and the library's algorithms may differ from bucket to bucket.
 
-Ways are timed at the start, each over the weights of all layers in turn, and what was chosen is kept on disk.
+Which way is fastest is measured at the start (choosing.py) and kept on disk.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.gpu_engine.cuda.cublas_lt import CublasLt, Operands, Shape
-from services.gpu_engine.cuda.driver import Buffer, Device, Stream, Timer
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.errors import DriverError
-from services.gpu_engine.cuda.holds import Holds
 from services.gpu_engine.cuda.kept_choices import KeptChoices
 from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
 from services.gpu_engine.cuda.skinny_schedule import Schedule, schedules
 
 SKINNY = "skinny "  # begins the names of our own kernel's schedules among the library's algorithms
 CHECKED_ROWS = 8
-SAMPLES = 3
-NEAR = 1.1  # of the fastest at the first look: what is looked at again
-_SAMPLE_SECONDS = 1.5e-3
-_BYTES_PER_SECOND, _OPERATIONS_PER_SECOND = 4e12, 7e14  # an H200's, to guess how often a sample should launch
+CHOSEN_BY = "time of the step"  # part of what kept choices were made with: change it, and all are made anew
 
 
 class MatrixProducts:
-    """Launches products, and finds out how best to.
+    """Launches products, each shape by the way that was settled on, else by the first candidate.
 
     Args:
         skinny: for GPUs that have it.
         choices: folder where they are kept; None keeps none.
+
+    Attributes:
+        ways: how each shape that has been launched or settled is computed.
     """
 
     def __init__(self, device: Device, skinny: SkinnyGemm | None, choices: Path | None = None) -> None:
         self._library = CublasLt(device)
         self._skinny = skinny
-        self._kept = KeptChoices(choices, f"{device.name}, {self._library.version}, skinny: {bool(skinny)}")
-        self._ways: dict[Shape, str] = {}
+        made_with = f"{device.name}, {self._library.version}, skinny: {bool(skinny)}, by {CHOSEN_BY}"
+        self._kept = KeptChoices(choices, made_with)
+        self.ways: dict[Shape, str] = {}
         self._seen: dict[Shape, list[Operands]] | None = None
 
     def matmul(
@@ -77,9 +75,9 @@ class MatrixProducts:
     def _run(self, stream: Stream, shape: Shape, operands: Operands) -> None:
         if self._seen is not None:
             self._seen.setdefault(shape, []).append(operands)
-        if shape not in self._ways:
-            self._ways[shape] = self._kept.get(shape) or self._candidates(shape)[0]
-        self._launch(stream, shape, operands, self._ways[shape])
+        if shape not in self.ways:
+            self.ways[shape] = self._kept.get(shape) or self.candidates(shape)[0]
+        self.launch(stream, shape, operands, self.ways[shape])
 
     @contextmanager
     def observing(self) -> Iterator[dict[Shape, list[Operands]]]:
@@ -92,28 +90,16 @@ class MatrixProducts:
                 del self._seen[shape]
             self._seen = None
 
-    def choose(self, seen: dict[Shape, list[Operands]], holds: Holds) -> None:
-        """Measure how to compute the products that ``observing`` has seen; ``keep`` writes it down.
-
-        Raises:
-            DriverError: there is no way to compute one of them in the engine's order.
-        """
-        if not seen:
-            return
-        stream = Stream()
-        # Also loads all their kernels, which waits for whatever runs on the device.
-        ways = {shape: self._in_order(stream, shape, operands[0]) for shape, operands in seen.items()}
-        out = Buffer(max(shape.out_bytes for shape in seen), "products that are being compared")
-        with holds.occupied_multiprocessor():
-            for shape, operands in seen.items():
-                turns = [operand._replace(out=out.pointer) for operand in operands]
-                self._ways[shape] = fastest(ways[shape], partial(self._seconds, stream, holds, shape, turns))
-                self._kept.add(shape, self._ways[shape])
+    def settle(self, shape: Shape, way: str) -> None:
+        """Compute ``shape`` this way, and at the next start too, if ``keep`` is called."""
+        self.ways[shape] = way
+        self._kept.add(shape, way)
 
     def keep(self) -> None:
         self._kept.write()
 
-    def _candidates(self, shape: Shape) -> list[str]:
+    def candidates(self, shape: Shape) -> list[str]:
+        """The likeliest of our own kernel first, then the library's as it ranks them."""
         if self._skinny is None:
             return self._library.candidates(shape, split=shape.m <= MOST_TOKENS)
         own: list[str] = []
@@ -123,7 +109,8 @@ class MatrixProducts:
             ]
         return own if shape.ending == "swiglu" else own + self._library.candidates(shape, split=False)
 
-    def _launch(self, stream: Stream, shape: Shape, operands: Operands, way: str) -> None:
+    def launch(self, stream: Stream, shape: Shape, operands: Operands, way: str) -> None:
+        """Launch a product by one of its ``candidates``. Raises DriverError when it is refused."""
         if way.startswith(SKINNY):
             self._launch_skinny(stream, shape, operands, int(way.removeprefix(SKINNY)))
         else:
@@ -138,46 +125,26 @@ class MatrixProducts:
         else:
             self._skinny.matmul(stream, *operands, m=m, n=n, k=k, fp32_out=ending == "fp32", schedule=schedule)
 
-    def _in_order(self, stream: Stream, shape: Shape, operands: Operands) -> list[str]:
-        """The candidates that give the skinny kernel's bits."""
-        candidates, few = self._candidates(shape), shape._replace(m=min(shape.m, CHECKED_ROWS))
+    def in_order(self, stream: Stream, shape: Shape, operands: Operands) -> list[str]:
+        """The candidates that give the skinny kernel's bits. Each has run when this returns, so its kernel is loaded.
+
+        Raises:
+            DriverError: there is none.
+        """
+        candidates, few = self.candidates(shape), shape._replace(m=min(shape.m, CHECKED_ROWS))
         out = Buffer(shape.out_bytes, "a product that is being checked")
 
         def first_rows(shape: Shape, way: str) -> NDArray[np.uint8]:
             out.fill(0xFF)  # NaN
-            self._launch(stream, shape, operands._replace(out=out.pointer), way)
+            self.launch(stream, shape, operands._replace(out=out.pointer), way)
             stream.synchronize()
             return out.download(np.uint8, (few.out_bytes,))
 
         found = {way: first_rows(shape, way) for way in candidates}
         if self._skinny is None:
             return candidates
-        expected = first_rows(few, self._candidates(few)[0])
+        expected = first_rows(few, self.candidates(few)[0])
         same = [way for way, rows in found.items() if np.array_equal(rows, expected)]
         if not same:
             raise DriverError("cuBLASLt", "no algorithm with sequential sums", f"for {shape}")
         return same
-
-    def _seconds(self, stream: Stream, holds: Holds, shape: Shape, turns: list[Operands], way: str) -> float:
-        """Of one launch, the mean over several that wait for each other."""
-        guess = max(shape.bytes / _BYTES_PER_SECOND, shape.operations / _OPERATIONS_PER_SECOND)
-        launches = min(max(int(_SAMPLE_SECONDS / guess), 4), 32)
-        timer = Timer(stream)
-        with holds.queued_whole(stream):
-            timer.start()
-            for turn in range(launches):
-                self._launch(stream, shape, turns[turn % len(turns)], way)
-            timer.end()
-        return timer.seconds() / launches
-
-
-def fastest(ways: Iterable[str], seconds: Callable[[str], float]) -> str:
-    """One look at each, more at those that come near the fastest; the least median wins."""
-    first = {way: [seconds(way)] for way in ways}
-    least = min(times[0] for times in first.values())
-    near = {way: times for way, times in first.items() if times[0] <= NEAR * least}
-    if len(near) > 1:
-        for _ in range(SAMPLES - 1):
-            for way, times in near.items():
-                times.append(seconds(way))
-    return min(near, key=lambda way: statistics.median(near[way]))

@@ -1,0 +1,218 @@
+"""How ways to compute products are chosen, with given times of launches and of graphs in place of the GPU's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra blink[cuda]")
+
+from services.gpu_engine.cuda import products as products_module
+from services.gpu_engine.cuda.choosing import FAR, LOOKS, MOST_NEAR, NEAR, TIE, choose, excerpt_of, fastest, likely
+from services.gpu_engine.cuda.cublas_lt import Operands, Shape
+from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.cuda.products import MatrixProducts
+from services.gpu_engine.cuda.step_clock import Captured, StepClock
+from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head
+from services.gpu_engine.models.llama import llama
+from tests.gpu.steps import config
+
+WAYS = ["first", "second", "third"]
+SMALL, LARGE, LATE = (Shape(200, n, 512, "bf16") for n in (1024, 4096, 2048))
+NOTHING: Any = None  # in place of a stream or a device's object
+
+
+class Times:
+    """Each look takes the way's next time, the last one again and again."""
+
+    def __init__(self, **ways: list[float]) -> None:
+        self.ways = ways
+        self.looks: Counter[str] = Counter()
+
+    def __call__(self, way: str) -> float:
+        self.looks[way] += 1
+        times = self.ways[way]
+        return times[min(self.looks[way], len(times)) - 1]
+
+
+def test_the_fastest_wins_wherever_it_stands() -> None:
+    for ways in (["a", "b", "c"], ["c", "a", "b"], ["b", "c", "a"]):
+        assert fastest(ways, Times(a=[3.0], b=[1.0], c=[2.0])) == "b"
+
+
+def test_one_lucky_look_does_not_win() -> None:
+    assert fastest(["lucky", "steady"], Times(lucky=[1.0, 1.3], steady=[1.005])) == "steady"
+
+
+def test_what_is_far_behind_is_looked_at_once() -> None:
+    times = Times(fast=[1.0], slow=[2.0 * NEAR], near=[1.005])
+    assert fastest(["fast", "slow", "near"], times) == "fast"
+    assert times.looks == {"fast": LOOKS, "slow": 1, "near": LOOKS}
+
+
+def test_what_gains_less_than_noise_does_not_replace_the_first() -> None:
+    gain = 1.0 / TIE
+    assert fastest(["first", "other"], Times(first=[1.0], other=[gain * 1.0001])) == "first"
+    assert fastest(["first", "other"], Times(first=[1.0], other=[gain * 0.9999])) == "other"
+
+
+def test_compared_in_the_step_are_the_first_of_each_kernel_and_the_fastest_alone() -> None:
+    alone = {f"skinny {rows}": 1.0 + rows / 100 for rows in range(MOST_NEAR + 2)} | {"library": 9.0, "library's": 9.0}
+    alone["skinny 0"] = 1.01 * FAR
+    expected = ["skinny 0", "library", *(f"skinny {rows}" for rows in range(1, MOST_NEAR + 1))]
+    assert likely(alone) == expected
+    assert likely({"only": 1.0}) == ["only"]
+    assert likely({"a": 1.0, "b": 0.99 * FAR, "c": 1.01 * FAR}) == ["a", "b"]
+
+
+def test_an_excerpt_has_the_first_layers_and_the_head() -> None:
+    layers = llama(config(layers=6))
+    kinds = [type(layer) for layer in excerpt_of(layers)]
+    assert kinds == [Embedding, *[Attention, FeedForward] * 3, Head]
+    assert excerpt_of(layers)[-1] is layers[-1]
+    short = llama(config(layers=2))
+    assert excerpt_of(short) == short
+
+
+class Library:
+    """In place of cuBLASLt: three ways for each product."""
+
+    version = "none"
+
+    def __init__(self, _device: Device) -> None:
+        self.launched: list[Shape] = []
+
+    def candidates(self, _shape: Shape, *, split: bool) -> list[str]:
+        assert not split
+        return list(WAYS)
+
+    def launch(self, _stream: Stream, shape: Shape, _operands: Operands, _way: str) -> None:
+        self.launched.append(shape)
+
+
+class Products(MatrixProducts):
+    """All ways keep the order."""
+
+    def in_order(self, _stream: Stream, shape: Shape, _operands: Operands) -> list[str]:
+        return self.candidates(shape)
+
+    def run(self, *shapes: Shape) -> None:
+        for m, n, k, _ in shapes:
+            self.matmul(NOTHING, 0, 0, 0, m=m, n=n, k=k)
+
+
+class Clock(StepClock):
+    """A captured graph takes what ``step`` says of the ways that were in use as it was captured."""
+
+    def __init__(
+        self, products: Products, alone: Mapping[Shape, dict[str, float]], step: Callable[[dict[Shape, str]], float]
+    ) -> None:
+        self.stream = NOTHING
+        self.captured: list[dict[Shape, str]] = []
+        self._products, self._alone_times, self._step = products, alone, step
+
+    def alone(
+        self, _products: MatrixProducts, seen: Mapping[Shape, Sequence[Operands]], _ways: Mapping[Shape, Sequence[str]]
+    ) -> dict[Shape, dict[str, float]]:
+        return {shape: self._alone_times[shape] for shape in seen}
+
+    def capture(self, launch: Callable[[Stream], None]) -> Captured:
+        launch(self.stream)
+        self.captured.append(dict(self._products.ways))
+        graph: Any = len(self.captured) - 1
+        return Captured(graph, 1)
+
+    def replay(self, captured: Captured) -> float:
+        number: Any = captured.graph
+        return self._step(self.captured[number])
+
+    @contextmanager
+    def beside_the_loop(self) -> Iterator[None]:
+        yield
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    monkeypatch.setattr(products_module, "CublasLt", Library)
+
+    class Named:
+        name = "none"
+
+    stand_in: Any = Named()
+    named: Device = stand_in
+    return named
+
+
+def alone_of(*shapes: Shape) -> dict[Shape, dict[str, float]]:
+    """Alone the last way is the fastest, and none is far behind; larger products take longer."""
+    return {shape: dict(zip(WAYS, (1.1 * shape.n, 1.05 * shape.n, 1.0 * shape.n), strict=True)) for shape in shapes}
+
+
+def observe(products: Products, *shapes: Shape) -> dict[Shape, list[Operands]]:
+    with products.observing() as seen:
+        products.run(*shapes)
+    return seen
+
+
+def test_what_is_fastest_in_the_step_is_chosen_and_not_what_is_fastest_alone(device: Device) -> None:
+    products = Products(device, None)
+    cost = {"first": 10.0, "second": 9.0, "third": 11.0}
+    clock = Clock(products, alone_of(SMALL, LARGE), lambda ways: sum(cost[way] for way in ways.values()))
+    choose(products, observe(products, SMALL, LARGE), lambda _: products.run(SMALL, LARGE), clock)
+    assert products.ways == {SMALL: "second", LARGE: "second"}
+
+
+def test_the_largest_product_is_chosen_first_and_its_choice_is_there_for_the_next(device: Device) -> None:
+    """The two disturb each other unless computed by the same way: from ``first`` on, the larger one decides."""
+    products = Products(device, None)
+
+    def step(ways: dict[Shape, str]) -> float:
+        own = {"first": 10.0, "second": 9.0, "third": 8.0}
+        return own[ways[LARGE]] + 3.0 * (ways[SMALL] != ways[LARGE]) * (ways[LARGE] != "second")
+
+    clock = Clock(products, alone_of(SMALL, LARGE), step)
+    choose(products, observe(products, SMALL, LARGE), lambda _: products.run(SMALL, LARGE), clock)
+    large, small = clock.captured[: len(WAYS)], clock.captured[len(WAYS) :]
+    assert [ways[LARGE] for ways in large] == ["first", "third", "second"]
+    assert {ways[SMALL] for ways in large} == {"first"}
+    assert {ways[LARGE] for ways in small} == {"second"}
+    assert products.ways == {SMALL: "first", LARGE: "second"}
+
+
+def test_a_product_that_the_excerpt_lacks_is_chosen_alone(device: Device) -> None:
+    products = Products(device, None)
+    clock = Clock(products, alone_of(LARGE, LATE), lambda _: 1.0)
+    choose(products, observe(products, LARGE, LATE), lambda _: products.run(LARGE), clock)
+    assert products.ways == {LARGE: "first", LATE: "third"}
+
+
+def test_what_is_kept_is_taken_at_the_next_start_and_not_compared(device: Device, tmp_path: Path) -> None:
+    def start(*shapes: Shape) -> tuple[Products, Clock]:
+        products = Products(device, None, tmp_path)
+        clock = Clock(products, alone_of(*shapes), lambda ways: {"second": 1.0}.get(ways[LARGE], 2.0))
+        choose(products, observe(products, *shapes), lambda _: products.run(*shapes), clock)
+        products.keep()
+        return products, clock
+
+    start(LARGE)
+    products, clock = start(LARGE)
+    assert products.ways == {LARGE: "second"}
+    assert not clock.captured
+    products, clock = start(LARGE, SMALL)
+    assert products.ways == {LARGE: "second", SMALL: "first"}
+    assert len(clock.captured) == len(WAYS)
+
+
+def test_choices_of_another_kind_of_choosing_are_not_taken(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Products(device, None, tmp_path)
+    before.settle(LARGE, "third")
+    before.keep()
+    monkeypatch.setattr(products_module, "CHOSEN_BY", "something better")
+    assert LARGE in observe(Products(device, None, tmp_path), LARGE)
