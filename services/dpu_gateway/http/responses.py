@@ -22,10 +22,15 @@ class Failure(BaseModel):
     error: Problem
 
 
+class PromptDetails(BaseModel):
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class TextLogprobs(BaseModel):
