@@ -7,6 +7,7 @@
 // used up the launches that CUDA allows one execution; all its state is then in device memory.
 #include "services/gpu_engine/core/audit.hpp"
 #include "services/gpu_engine/cuda/control_loop/block_context.cuh"
+#include "services/gpu_engine/cuda/control_loop/instructions.cuh"
 #include "services/gpu_engine/cuda/control_loop/loop.cuh"
 
 namespace blink::cuda {
@@ -15,26 +16,7 @@ inline constexpr u32 kThreads = BLINK_LOOP_THREADS;
 
 using Context = BlockContext<kThreads>;
 
-__device__ inline u64 clock_ns() {
-  u64 now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
 __device__ inline u64 clock_us() { return clock_ns() / 1000; }
-
-__device__ inline u64 load_acquire_gpu(const u64* word) {
-  u64 value;
-  asm volatile("ld.acquire.gpu.b64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-// Lighter than __threadfence(), which orders stores before loads too.
-__device__ inline void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
-__device__ inline void store_release_gpu(u64* word, u64 value) {
-  asm volatile("st.release.gpu.b64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
 
 // Why the wait for a step ends, the weightiest last: a step that has retired is absorbed before the ring is polled.
 inline constexpr u32 kAsleep = 0, kPollDue = 1, kRetired = 2;
