@@ -134,25 +134,25 @@ Times = npt.NDArray[np.int64]
 
 
 def timed_run(
-    rows: int, delay_us: float, threads: int, *, trace: bool
+    rows: int, delay_us: float, threads: int, *, trace: bool, prefix_cache: bool = False
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void], int]:
     """Times of each step in order, the loop's trace by step number, and how often the loop was launched."""
     tokens = 1200
     step = TimedStep(delay_us)
-    with bench_engine(step, rows, tokens, threads=threads, trace=trace) as engine:
+    with bench_engine(step, rows, tokens, threads=threads, trace=trace, prefix_cache=prefix_cache) as engine:
         run_load(engine, rows, tokens)
         steps = int(engine.status().engine["steps"])
         engine.stop()
         return step.times()[:steps], engine.gpu_loop.trace(), engine.gpu_loop.executions
 
 
-def gap_row(rows: int, delay_us: float, threads: int) -> list[str]:
+def gap_row(rows: int, delay_us: float, threads: int, prefix_cache: bool) -> list[str]:
     """Last kernel of a step to first of the next; then the stages, from a run of a loop that notes its times."""
-    times, _, executions = timed_run(rows, delay_us, threads, trace=False)
+    times, _, executions = timed_run(rows, delay_us, threads, trace=False, prefix_cache=prefix_cache)
     full = times["rows"] == rows
     gaps = (times["begin"][1:].astype(np.int64) - times["end"][:-1].astype(np.int64))[full[1:] & full[:-1]] / 1e3
 
-    times, trace, _ = timed_run(rows, delay_us, threads, trace=True)
+    times, trace, _ = timed_run(rows, delay_us, threads, trace=True, prefix_cache=prefix_cache)
     last = np.arange(max(2, times.size - 600), times.size)  # numbers begin at 1: step n lies at n - 1
     now, before = trace[last % trace.size], trace[(last - 1) % trace.size]
     stages: list[Times] = [
@@ -177,8 +177,9 @@ def gap_row(rows: int, delay_us: float, threads: int) -> list[str]:
     ]
 
 
-def gap_table(delays: list[float], threads: list[int]) -> Table:
-    table = Table(title="End of one step to start of the next, µs (GPU's global timer)")
+def gap_table(delays: list[float], threads: list[int], prefix_cache: bool) -> Table:
+    cache = ", with the prefix cache" if prefix_cache else ""
+    table = Table(title=f"End of one step to start of the next, µs (GPU's global timer){cache}")
     names = (
         "rows",
         "step ≥",
@@ -198,7 +199,7 @@ def gap_table(delays: list[float], threads: list[int]) -> Table:
     for count in threads:
         for delay in delays:
             for rows in (1, 32, 256):
-                table.add_row(*gap_row(rows, delay, count))
+                table.add_row(*gap_row(rows, delay, count, prefix_cache))
     return table
 
 
@@ -301,7 +302,8 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(width=160)
     if "gap" in arguments.parts:
-        console.print(gap_table(arguments.delays, arguments.threads))
+        for prefix_cache in (False, True):
+            console.print(gap_table(arguments.delays, arguments.threads, prefix_cache))
     if "latency" in arguments.parts:
         console.print(latency_table())
     if "idle" in arguments.parts:

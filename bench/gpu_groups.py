@@ -14,6 +14,7 @@ ALONE = {  # seconds
     "test_control_loop_failures": 60.0,
     "test_device_ring": 40.0,
     "test_memory": 60.0,
+    "test_prefix_cache": 60.0,
     "test_smollm2": 60.0,
     "test_same_tokens": 60.0,
 }

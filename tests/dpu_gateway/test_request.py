@@ -82,6 +82,7 @@ def stop(name: str, value: int) -> Change:
         (lambda m: m.token_ids.SetInParent(), "token_ids.ids", "is empty"),
         (lambda m: m.token_ids.ids.extend([3, 1000]), "token_ids.ids[1]", "is 1000, must be below 1000"),
         (lambda m: setattr(m, "request_id", "x" * 129), "request_id", "has 129 characters, at most 128"),
+        (lambda m: setattr(m, "cache_salt", "x" * 257), "cache_salt", "has 257 characters, at most 256"),
         (sampling("temperature", math.nan), "sampling.temperature", "is nan, must be in [0, 100]"),
         (sampling("temperature", -1), "sampling.temperature", "is -1, must be in [0, 100]"),
         (sampling("temperature", math.inf), "sampling.temperature", "is inf"),
