@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from aiohttp import ClientError
 from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.apply.api import Api, Json
@@ -32,7 +33,7 @@ class Executor:
         self._kueue = kueue
 
     async def carry_out(self, action: Action) -> None:
-        """Do it. Raises ApiException, OSError or TimeoutError."""
+        """Do it. Raises one of CALL_ERRORS."""
         tenant = self._store.tenants.get(action.key)
         if tenant is None:
             return
@@ -142,4 +143,4 @@ class Executor:
 
 
 # What goes wrong between here and the API server; the next reconcile tries again.
-CALL_ERRORS = (ApiException, OSError, TimeoutError)
+CALL_ERRORS = (ApiException, ClientError, OSError, TimeoutError)
