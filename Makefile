@@ -52,9 +52,9 @@ test-rdma: install
 	  else echo "blink needs one more package for this: apt-get install qemu-system-x86"; exit 1; fi; }
 	$(BIN)/pytest -m rdma -n 0 tests/rdma
 
-# The gateway on an emulated Arm processor, as a DPU has them, with the wheels that it would install there.
+# The gateway on an emulated Arm processor, as a DPU has them: with the wheels that it would install there, and its image.
 test-aarch64: install model
-	@for package in qemu-user-static g++-aarch64-linux-gnu; do \
+	@for package in qemu-user-static g++-aarch64-linux-gnu buildah debootstrap; do \
 	  dpkg-query --show $$package >/dev/null 2>&1 || { \
 	    test "$$(id -u)" = 0 || { echo "blink needs one more package for this: apt-get install $$package"; exit 1; }; \
 	    echo "blink needs one more package for this, installing: $$package"; \

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+
+from tests.cluster.node import images
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("python3", "libpython3-dev", "libstdc++6")
@@ -20,34 +24,14 @@ REQUIREMENTS = REPOSITORY / "requirements/runtime.txt"
 
 
 class Userland:
-    """``root`` is Debian's, ``site`` holds the packages of requirements/runtime.txt and the ring's C++ extension."""
+    """``root`` is Debian's; ``site`` holds the packages of requirements/runtime.txt, and Blink."""
 
-    def __init__(self) -> None:
-        """Raises CalledProcessError or FileNotFoundError naming what is missing."""
-        for tool, package in TOOLS.items():
-            if shutil.which(tool) is None:
-                raise FileNotFoundError(f"{tool} is missing: apt-get install {package}")
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blink" / "aarch64"
-        sources = (REQUIREMENTS, REPOSITORY / "services/ring/atomics.cpp", Path(__file__))
-        key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-        folder = base / key
-        self.root, self.site = folder / "root", folder / "site"
-        if not folder.exists():
-            shutil.rmtree(base, ignore_errors=True)
-            scratch = base / f"{key}.{os.getpid()}"
-            _unpack_debian(scratch)
-            _unpack_wheels(scratch)
-            _compile_extension(scratch)
-            scratch.rename(folder)
-        _copy_services(folder)
+    def __init__(self, root: Path, site: Path) -> None:
+        self.root, self.site = root, site
 
     def python(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start the aarch64 Python with Blink's packages; its stderr can be read."""
         (python,) = self.root.glob("usr/bin/python3.[0-9][0-9]")
-        generated = Path(sysconfig.get_path("platlib")) / "blink"  # the API's stubs, which are plain Python
-        link = self.site / "blink"
-        if not link.exists():
-            link.symlink_to(generated)
         return subprocess.Popen(
             ["qemu-aarch64-static", "-L", str(self.root), str(python), *arguments],
             cwd=self.site,  # not in the repository, whose extensions are of another processor
@@ -55,6 +39,64 @@ class Userland:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+
+class Image(Userland):
+    """The gateway's image for linux/arm64, unpacked in the cache."""
+
+    def __init__(self) -> None:
+        """Raises what building it does."""
+        archive = images.archive("gateway", "arm64")
+        folder = _base() / archive.stem
+        if not folder.exists():
+            for old in _base().glob("gateway-arm64-*"):
+                shutil.rmtree(old)
+            scratch = folder.with_suffix(f".{os.getpid()}")
+            _unpack_image(archive, scratch)
+            scratch.rename(folder)
+        super().__init__(folder, folder / "site")
+
+
+class Installed(Userland):
+    """The same by hand: Debian's packages, wheels and the ring's C++ extension."""
+
+    def __init__(self) -> None:
+        """Raises CalledProcessError or FileNotFoundError naming what is missing."""
+        for tool, package in TOOLS.items():
+            if shutil.which(tool) is None:
+                raise FileNotFoundError(f"{tool} is missing: apt-get install {package}")
+        base = _base()
+        sources = (REQUIREMENTS, REPOSITORY / "services/ring/atomics.cpp", Path(__file__))
+        key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+        folder = base / key
+        super().__init__(folder / "root", folder / "site")
+        if not folder.exists():
+            for old in base.glob("[0-9a-f]" * 16):
+                shutil.rmtree(old)
+            scratch = base / f"{key}.{os.getpid()}"
+            _unpack_debian(scratch)
+            _unpack_wheels(scratch)
+            _compile_extension(scratch)
+            scratch.rename(folder)
+        _copy_services(folder)
+        link = self.site / "blink"
+        if not link.exists():  # the API's stubs, which are plain Python
+            link.symlink_to(Path(sysconfig.get_path("platlib")) / "blink")
+
+
+def _base() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blink" / "aarch64"
+
+
+def _unpack_image(archive: Path, folder: Path) -> None:
+    """The layers of an archive that ``buildah push docker-archive:`` wrote; none of Blink's removes anything."""
+    folder.mkdir(parents=True)
+    with tarfile.open(archive) as whole:
+        manifest = whole.extractfile("manifest.json")
+        assert manifest is not None
+        for layer in json.load(manifest)[0]["Layers"]:
+            with tarfile.open(fileobj=whole.extractfile(layer)) as files:
+                files.extractall(folder, filter="tar")
 
 
 def _unpack_debian(folder: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from blink.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.runtime import ring_path
-from tests.aarch64.machine import Userland
+from tests.aarch64.machine import Image, Installed, Userland
 
 pytestmark = pytest.mark.skipif(
     "BLINK_AARCH64" not in os.environ, reason="emulates another processor: make test-aarch64"
@@ -41,12 +41,21 @@ def until_event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
     raise AssertionError(f"no {name} in {''.join(seen)}")
 
 
+@pytest.fixture(params=["packages", "image"])
+def userland(request: pytest.FixtureRequest) -> Userland:
+    """Debian's packages and wheels as a DPU would install them, and the gateway's image for it."""
+    if request.param == "packages":
+        return Installed()
+    if os.geteuid() != 0:
+        pytest.skip("images are built as root")
+    return Image()
+
+
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def address(tmp_path: Path, userland: Userland) -> Iterator[str]:
     instance = f"arm-{uuid.uuid4().hex[:8]}"
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
-    userland = Userland()
     engine = subprocess.Popen(
         [sys.executable, "-m", "services.bootstrap", "--log-format=json", f"--instance={instance}", "--kv-tokens=2048"],
         env={**os.environ, "BLINK_RUNTIME_DIR": str(runtime)},
@@ -68,7 +77,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         ring_path(instance).unlink(missing_ok=True)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_an_aarch64_gateway_serves_the_models_tokens_from_an_engine_of_this_machine(address: str) -> None:
     request = inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=GOLDEN["prompt"]),
