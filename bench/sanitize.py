@@ -52,6 +52,7 @@ LIMITS = EngineLimits(
     max_batched_tokens=16,  # five step graphs; longer prompts come in chunks
     max_waiting=16,
     lease_timeout_ms=600_000,
+    prefix_cache=True,
 )
 
 
@@ -96,7 +97,8 @@ SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)")
 
 
 def asks(vocabulary: int, tokens: int) -> list[Ask]:
-    """Decode, chunked prefill, every sampling setting, penalties, alternatives, a cancel and a hostile record.
+    """Decode, chunked prefill, every sampling setting, penalties, alternatives, a cancel, a hostile record, a prompt
+    that comes again.
 
     Args:
         tokens: at most, of those that are not cancelled.
@@ -109,15 +111,17 @@ def asks(vocabulary: int, tokens: int) -> list[Ask]:
 
     logprobs = DescriptorFlag.LOGPROBS | DescriptorFlag.IGNORE_EOS
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    long = ask(PROMPT, tokens, temperature=0.0, flags=logprobs, top_logprobs=20)
     return [
         Ask(ask(5, tokens, temperature=0.0)),
-        Ask(ask(PROMPT, tokens, temperature=0.0, flags=logprobs, top_logprobs=20)),
+        Ask(long),
         Ask(ask(17, tokens, temperature=0.9, top_p=0.8)),
         Ask(ask(3, tokens, temperature=1.0, top_k=40, top_p=0.9, min_p=0.05, **penalties)),
         Ask(ask(33, tokens, temperature=0.7, stop_tokens=[5, 6], min_tokens=3, flags=DescriptorFlag(0), **penalties)),
         Ask(ask(8, GENERATED, temperature=1.0), cancel_after=2),
         Ask(ask(20, tokens, temperature=2.0, top_k=1, priority=2)),
         Ask(ask(4, tokens, top_p=math.nan), refused_with=RejectCode.BAD_SAMPLING),
+        Ask(long),
     ]
 
 
