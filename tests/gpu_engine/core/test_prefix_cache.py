@@ -222,6 +222,17 @@ def test_tokens_decide_where_hashes_are_the_same(mask: int, threads: int) -> Non
     machine.check_empty()
 
 
+def test_equal_tokens_after_others_are_not_the_same() -> None:
+    first, other = [1, *PROMPT[1:10]], [2, *PROMPT[1:10]]
+    for shift in range(60):  # among so many keys of three bits the second pages' agree where the first ones' do not
+        machine = caching()
+        machine.scheduler.set_prefix_key_mask(7 << shift)
+        gateway = machine.attach()
+        serve(machine, gateway, first)
+        serve(machine, gateway, other[:6])
+        assert serve(machine, gateway, other).cached_tokens in {0, 4}
+
+
 def test_the_queue_of_idle_pages_is_compacted_when_it_is_full_of_void_entries() -> None:
     machine = caching(page_count=8)
     gateway = machine.attach()
