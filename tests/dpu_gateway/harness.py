@@ -183,11 +183,13 @@ async def gateway(
     *,
     workers: int = 1,
     card: bootstrap_pb2.ModelCard | None = None,
+    lease_timeout_ms: int = LEASE_TIMEOUT_MS,
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """Running and attached; afterwards everything is stopped and removed."""
     directory = Path(tempfile.mkdtemp(prefix="blink-"))  # short: a unix socket's path has 107 bytes
     system = Gateway(directory, Bootstrap(card or model_card()), settings)
+    system.bootstrap.lease_timeout_ms = lease_timeout_ms
     server = grpc.aio.server()
     bootstrap_pb2_grpc.add_BootstrapServicer_to_server(system.bootstrap, server)
     server.add_insecure_port(f"unix:{directory / 'bootstrap.sock'}")

@@ -54,7 +54,8 @@ class System:
 
     async def start(self) -> None:
         self.gateway: Gateway = await self._stack.enter_async_context(
-            gateway(Behaviour(burst=64), heartbeat_timeout=60)  # the loop stands still while hypothesis thinks
+            # The loop stands still while hypothesis thinks: neither heartbeat nor lease may run out then.
+            gateway(Behaviour(burst=64), heartbeat_timeout=60, lease_timeout_ms=60_000)
         )
         self._files = open_files()
         self.http: httpx2.AsyncClient = await self._stack.enter_async_context(http_client(self.gateway))
