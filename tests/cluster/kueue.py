@@ -75,13 +75,6 @@ class Kueue:
         local = {**_kind("LocalQueue"), "metadata": {"name": name}, "spec": {"clusterQueue": name}}
         self._client.create(f"{API}/namespaces/{namespace}/localqueues", local)
 
-    def give(self, name: str, cores: int) -> None:
-        """Another quota of cores."""
-        path = f"{API}/clusterqueues/{name}"
-        spec = self._client.get(path)["spec"]
-        spec["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"] = cores
-        self._client.patch(path, {"spec": spec})
-
     def log(self) -> str:
         return self._processes.log("kueue")
 
@@ -103,7 +96,7 @@ class Kueue:
         }
         (self._directory / "config.yaml").write_text(yaml.safe_dump(config))
         flags = [f"--config={self._directory}/config.yaml", "--feature-gates=VisibilityOnDemand=false"]
-        command = [program, f"--kubeconfig={self._plane.kubeconfig()}", *flags]
+        command = [str(program), f"--kubeconfig={self._plane.kubeconfig()}", *flags]
         self._processes.start("kueue", ["unshare", "--map-root-user", "--mount", "sh", "-c", OWN_ETC, *command])
 
         def ready() -> bool:
