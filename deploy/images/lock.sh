@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/steps"
 packages="ca-certificates ibverbs-providers libbz2-1.0 libc6 libcrypt1 libexpat1 libffi8 libgcc-s1 libibverbs1 liblzma5
-  libncursesw6 libnl-3-200 libnl-route-3-200 libpython3.11-minimal libpython3.11-stdlib librdmacm1 libreadline8 libssl3
+  libncursesw6 libnl-3-200 libnl-route-3-200 libpython3.11 libpython3.11-minimal
+  libpython3.11-stdlib librdmacm1 libreadline8 libssl3
   libstdc++6 libtinfo6 libuuid1 python3-minimal python3-pyverbs python3.11-minimal tzdata zlib1g"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

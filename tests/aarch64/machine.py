@@ -54,7 +54,7 @@ class Image(Userland):
             scratch = folder.with_suffix(f".{os.getpid()}")
             _unpack_image(archive, scratch)
             scratch.rename(folder)
-        super().__init__(folder, folder / "site")
+        super().__init__(folder, folder / "usr/local/lib/python3.11/dist-packages")
 
 
 class Installed(Userland):

@@ -46,6 +46,11 @@ def test_its_containers_are_nobodys_root_and_can_write_to_no_image(release: Rele
                 assert not spec["process"]["capabilities"].get("effective")
 
 
+def test_what_rdma_needs_is_in_the_image(release: Release) -> None:
+    asked = ("exec", "deployment/blink", "--namespace", NAMESPACE, "--container", "gateway-0")
+    release.kubectl(*asked, "--", "python", "-c", "import services.ring.verbs.transport")
+
+
 def test_helm_test_has_a_pod_of_the_cluster_ask_for_an_answer(release: Release) -> None:
     told = release.helm("test", "blink", "--timeout", "120s", "--logs")
     assert "Phase:          Succeeded" in told
