@@ -93,6 +93,7 @@ def bench_engine(
         max_context=context,
         vocabulary=VOCABULARY,
         buckets=default_buckets(budget),
+        decode_buckets=(),
         make_record=step.record,
         scheduler="gpu",
         ring_place="host",

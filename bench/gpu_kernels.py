@@ -313,6 +313,10 @@ class Bench:
         step = replay_seconds(self.stream, lambda: self.executor.launch(self.stream, tokens, samples))
         found: dict[str, Any] = {"step_ms": 1e3 * step}
         print(f"\n{name}: step {step * 1e3:.3f} ms", flush=True)
+        if tokens == samples <= self.executor.fused_rows:
+            fused = replay_seconds(self.stream, lambda: self.executor.launch_decode(self.stream, samples))
+            found["fused_step_ms"] = 1e3 * fused
+            print(f"fused in one kernel: step {fused * 1e3:.3f} ms", flush=True)
         if not kernels:
             return found
         print(

@@ -9,6 +9,8 @@ from typing import Any
 
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.control_loop import build as control_loop
+from services.gpu_engine.cuda.fused_decode import SOURCE as FUSED_SOURCE
+from services.gpu_engine.cuda.fused_decode import WIDTHS as FUSED_WIDTHS
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.host_loop.loop import SOURCE as HOST_LOOP
 from services.gpu_engine.cuda.kernels import SOURCES
@@ -55,6 +57,8 @@ def builds_of(geometry: Geometry) -> Iterator[Build]:
     yield Build.of(("sampling.cu",), {"BLINK_VOCABULARY": geometry.config.vocabulary})
     for width in WIDTHS:
         yield Build.of(("skinny_gemm.cu",), {"BLINK_SKINNY_TOKENS": width})
+    for width in () if geometry.config.mixture else FUSED_WIDTHS:
+        yield Build.of((FUSED_SOURCE,), defines | {"BLINK_SKINNY_TOKENS": width})
 
 
 def other_builds() -> Iterator[Build]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
@@ -21,7 +22,7 @@ from services.gpu_engine.cuda.control_loop.build import THREADS
 from services.gpu_engine.cuda.control_loop.loop import ControlLoop
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream
 from services.gpu_engine.cuda.engine import CudaEngine
-from services.gpu_engine.cuda.graph_cache import Record
+from services.gpu_engine.cuda.graph_cache import DecodeSteps, Record
 from services.gpu_engine.cuda.ring_memory import RingPlace
 from services.gpu_engine.cuda.step_arrays import StepAddresses
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
@@ -52,9 +53,16 @@ class _StandIn(ctypes.Structure):
 
 
 class StandInStep:
-    """Launches the stand-in's kernels over the control loop's step."""
+    """Launches the stand-in's kernels over the control loop's step.
 
-    def __init__(self, device: Device, step: StepAddresses, config: LoopConfig, vocabulary: int) -> None:
+    Args:
+        most_decode: rows of the largest graph for steps in which every row is one token.
+    """
+
+    def __init__(
+        self, device: Device, step: StepAddresses, config: LoopConfig, vocabulary: int, *, most_decode: int
+    ) -> None:
+        self._decode, self._most_decode = False, most_decode
         source = "tests/gpu/stand_in_step.cu"
         self._module = Module(Compiler(device.arch, default_cache()).build((source,), {}))
         self._cache = Buffer.of(np.full(config.page_count * config.page_size, -1, np.int32))
@@ -70,9 +78,16 @@ class StandInStep:
             vocabulary=vocabulary,
         )
 
+    def decoding(self) -> StandInStep:
+        """The same step, of the graphs for steps in which every row is one token."""
+        other = copy.copy(self)
+        other._decode = True
+        return other
+
     def record(self, stream: Stream, bucket: int) -> None:
         rows = min(bucket, self._rows)
-        self._module.kernel("stand_in_write").launch(stream, (rows, 1, 1), 64, (self.argument, ctypes.c_uint32(bucket)))
+        kind = (ctypes.c_uint32(number) for number in (bucket, self._decode, self._most_decode))
+        self._module.kernel("stand_in_write").launch(stream, (rows, 1, 1), 64, (self.argument, *kind))
         self._module.kernel("stand_in_sample").launch(stream, (-(-rows // 32), 1, 1), 32, (self.argument,))
 
     def delayed(self, microseconds: float) -> Record:
@@ -178,6 +193,7 @@ def serving(
     max_context: int = 64,
     vocabulary: int = VOCABULARY,
     buckets: Sequence[int] = (1, 2, 4, 8, 16),
+    decode_buckets: Sequence[int] = (2, 4),
     make_record: Callable[[StandInStep], Record] = lambda step: step.record,
     scheduler: SchedulerPlace = "gpu",
     ring_place: RingPlace = "host",
@@ -202,8 +218,9 @@ def serving(
         )
         engine: Serving | None = None
         try:
-            step = StandInStep(device, loop.step, config, vocabulary)
-            loop.capture(make_record(step), buckets)
+            step = StandInStep(device, loop.step, config, vocabulary, most_decode=max(decode_buckets, default=0))
+            decode = DecodeSteps(make_record(step.decoding()), decode_buckets) if decode_buckets else None
+            loop.capture(make_record(step), buckets, decode=decode)
             engine = Serving(ring, loop, step, None if memory is None else memory.moved())
             del loop, step
             with _fair_turns():

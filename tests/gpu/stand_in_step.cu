@@ -38,10 +38,14 @@ __device__ u32 crc32(u32 crc, u32 word) {
   return ~crc;
 }
 
-// One block a row.
-extern "C" __global__ void stand_in_write(StandIn s, u32 bucket) {
+// One block a row. `decode`: of the graphs for rows of one token each, which must have all steps of such rows up to
+// `most_decode`.
+extern "C" __global__ void stand_in_write(StandIn s, u32 bucket, u32 decode, u32 most_decode) {
   const StepCounts counts = counts_of(s);
-  if (blockIdx.x == 0 && threadIdx.x == 0 && (counts.tokens == 0 || counts.tokens > bucket)) fault(s);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (counts.tokens == 0 || counts.tokens > bucket) fault(s);
+    if ((counts.tokens == counts.rows && counts.rows <= most_decode) != (decode != 0)) fault(s);
+  }
   if (blockIdx.x >= counts.rows) return;
   const u32 row = blockIdx.x;
   const u32 first = at<i32>(s.row_start)[row], end = at<i32>(s.row_start)[row + 1];

@@ -15,7 +15,7 @@ from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.engine import CudaEngine
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
-from services.gpu_engine.cuda.graph_cache import Record, default_buckets
+from services.gpu_engine.cuda.graph_cache import DecodeSteps, Record, default_buckets
 from services.gpu_engine.cuda.host_loop.loop import HostLoop
 from services.gpu_engine.cuda.memory_plan import memory_parts, require_device_memory
 from services.gpu_engine.cuda.ring_memory import GpuRing, RingPlace
@@ -104,12 +104,20 @@ def assemble(
     def record(stream: Stream, bucket: int, layers: Sequence[Layer] | None = None) -> None:
         executor.launch(stream, bucket, min(bucket, limits.max_running), layers)
 
-    buckets = default_buckets(limits.max_batched_tokens)
+    buckets, decode = default_buckets(limits.max_batched_tokens), None
+    if most := min(executor.fused_rows, limits.max_running):
+        decode = DecodeSteps(executor.launch_decode, default_buckets(most))
     executor.activations.randomize()
     excerpt = partial(record, layers=excerpt_of(model.layers))
     choosing = partial(progress, "choosing matrix products")
     warm_up(compiler, executor.products, buckets, record, excerpt, progress=choosing)
-    graphs = loop.capture(around(record), buckets, partial(progress, "capturing step graphs"))
+    if decode:
+        for rows in decode.buckets:
+            decode.record(Stream(), rows)
+        device.synchronize()
+    graphs = loop.capture(
+        around(record), buckets, partial(progress, "capturing step graphs"), decode and decode.around(around)
+    )
     log.info(
         "loaded",
         gpu=device.name,
@@ -117,7 +125,7 @@ def assemble(
         weight_bytes=weights.nbytes,
         kv_bytes=executor.cache.nbytes,
         kv_pages=limits.kv_pages,
-        graphs=len(buckets),
+        graphs=len(graphs.buckets) + len(graphs.decode_buckets),
         graph_bytes=graphs.nbytes,
         free_bytes=device.free_bytes(),
     )

@@ -17,6 +17,7 @@ from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.fp8_products import Fp8Products
+from services.gpu_engine.cuda.fused_decode import ACTIVATIONS, MOST_ROWS, FusedDecode, FusedMemory, fuses
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.mixture import MixtureKernels
@@ -99,7 +100,8 @@ class StepExecutor:
     ) -> None:
         self.activations = Activations.allocate(geometry, limits)
         self.cache = Buffer(pages * geometry.page_bytes, "the KV cache")
-        self.kernels = Kernels(device, geometry, compiler, step, AttentionWork(geometry, limits))
+        work = AttentionWork(geometry, limits)
+        self.kernels = Kernels(device, geometry, compiler, step, work)
         self.mixture = MixtureKernels(geometry, compiler, step, limits) if geometry.config.mixture else None
         self.sampler = Sampler(geometry.config.vocabulary, compiler, step, limits.rows)
         self.layers = layers
@@ -113,6 +115,11 @@ class StepExecutor:
         if fp8_scratch:
             scratch = Buffer(fp8_scratch, "the largest FP8 matrix in bf16")
             self._fp8 = Fp8Products(device, compiler, self.products, scratch)
+        self._fused: FusedDecode | None = None
+        if skinny and fuses(layers, weights):
+            buffers = {name: getattr(self.activations, name).pointer for name in ACTIVATIONS}
+            memory = FusedMemory(buffers, limits.tokens, self.turns.pointer, self.layer_pages)
+            self._fused = FusedDecode(device, geometry, layers, weights, compiler, step=step, work=work, memory=memory)
 
     @property
     def vocabulary(self) -> int:
@@ -121,6 +128,20 @@ class StepExecutor:
     def layer_pages(self, layer: int) -> int:
         """Address of a layer's part of the KV cache."""
         return self.cache.pointer + layer * self._layer_bytes
+
+    @property
+    def fused_rows(self) -> int:
+        """Rows of the largest step that ``launch_decode`` can run."""
+        return MOST_ROWS if self._fused else 0
+
+    def launch_decode(self, stream: Stream, rows: int) -> None:
+        """Launch a step of at most ``rows`` rows, each of one token and sampled at most once, in one kernel.
+
+        Bit for bit what ``launch`` makes of it.
+        """
+        assert self._fused
+        self._fused.launch(stream, rows)
+        self.sampler.sample(stream, rows, self.activations.logits.pointer)
 
     def launch(self, stream: Stream, tokens: int, samples: int, layers: Sequence[Layer] | None = None) -> None:
         """Launch a step of at most ``tokens`` tokens and ``samples`` sampled rows; its counts say what is there.

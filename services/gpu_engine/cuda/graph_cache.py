@@ -1,14 +1,16 @@
 """The graph cache: a step graph for each bucket of tokens, which a control loop launches.
 
 A step of n tokens runs the smallest graph that holds n; how many there really are, its kernels read from device
-memory. For launches from the GPU each graph is instantiated twice, because there an instance can't be launched again
-before it has wholly retired, which the GPU finishes some time after the graph's last kernel has ended.
+memory. Steps in which every row is one token may have graphs of their own (``DecodeSteps``). For launches from the GPU
+each graph is instantiated twice, because there an instance can't be launched again before it has wholly retired, which
+the GPU finishes some time after the graph's last kernel has ended.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,23 @@ from services.gpu_engine.cuda.errors import DriverError
 INSTANCES = 2
 Record = Callable[[Stream, int], None]  # launch a step of at most so many tokens
 Progress = Callable[[int, int], None]  # buckets done, in all
+
+
+@dataclass(frozen=True)
+class DecodeSteps:
+    """Graphs for steps in which every row is one token.
+
+    Attributes:
+        record: launches one of at most so many rows.
+        buckets: rising numbers of rows; larger steps run the ordinary graphs.
+    """
+
+    record: Record
+    buckets: Sequence[int]
+
+    def around(self, wrap: Callable[[Record], Record]) -> DecodeSteps:
+        return DecodeSteps(wrap(self.record), self.buckets)
+
 
 STEP_GRAPH = np.dtype([("instances", "<u8", INSTANCES), ("tokens", "<u8")])
 """StepGraph of control_loop/loop.cuh."""
@@ -122,10 +141,14 @@ class GraphCache:
         record: launches a whole step of at most so many tokens; called once a bucket.
         buckets: token counts.
         progress: called after each bucket.
+        decode: further graphs.
         from_gpu: the graphs are launched from the GPU, by way of ``table``; else from the host.
 
     Attributes:
-        table: what the control loop on the GPU chooses from, [buckets] of STEP_GRAPH in device memory.
+        buckets: token counts.
+        decode_buckets: row counts of the further graphs.
+        table: what the control loop on the GPU chooses from, those of decode_buckets and then those of buckets,
+            STEP_GRAPH in device memory.
         nbytes: device memory that the graphs took, as the driver's free memory tells.
     """
 
@@ -136,23 +159,27 @@ class GraphCache:
         buckets: Sequence[int],
         progress: Progress = lambda _done, _total: None,
         *,
+        decode: DecodeSteps | None = None,
         from_gpu: bool = True,
     ) -> None:
-        if not buckets or sorted(set(buckets)) != list(buckets) or buckets[0] < 1:
-            raise ValueError(f"buckets are {list(buckets)}, must be rising token counts from 1")
-        self.buckets = list(buckets)
+        self.buckets, self.decode_buckets = list(buckets), list(decode.buckets if decode else ())
+        for name, counts in (("buckets", self.buckets), ("decode buckets", self.decode_buckets or [1])):
+            if not counts or sorted(set(counts)) != counts or counts[0] < 1:
+                raise ValueError(f"{name} are {counts}, must be rising token counts from 1")
         free = device.free_bytes()
         stream = Stream()
         self._graphs: list[ExecutableGraph] = []
-        for done, bucket in enumerate(buckets):
-            name = f"the step graph for {bucket} tokens"
-            captured = capture(name, stream, partial(record, stream, bucket))
+        wanted = [(f"of {rows} rows that decode", decode.record, rows) for rows in self.decode_buckets if decode]
+        wanted += [(f"for {tokens} tokens", record, tokens) for tokens in self.buckets]
+        for done, (what, launch, bucket) in enumerate(wanted):
+            name = f"the step graph {what}"
+            captured = capture(name, stream, partial(launch, stream, bucket))
             instances = INSTANCES if from_gpu else 1
             self._graphs.append(ExecutableGraph(name, captured, stream, instances=instances, from_gpu=from_gpu))
-            progress(done + 1, len(buckets))
+            progress(done + 1, len(wanted))
         stream.synchronize()
-        rows = np.zeros(len(buckets) if from_gpu else 0, STEP_GRAPH)
-        for row, graph, bucket in zip(rows, self._graphs, buckets, strict=False):
+        rows = np.zeros(len(wanted) if from_gpu else 0, STEP_GRAPH)
+        for row, graph, (_, _, bucket) in zip(rows, self._graphs, wanted, strict=False):
             row["instances"], row["tokens"] = graph.handles, bucket
         self.table = Buffer.of(rows.view(np.uint8))
         self.nbytes = free - device.free_bytes()
@@ -162,9 +189,12 @@ class GraphCache:
         """Of the largest graph."""
         return max(len(graph.nodes) for graph in self._graphs)
 
-    def graph(self, tokens: int) -> ExecutableGraph:
-        """The smallest graph that holds so many tokens."""
-        return self._graphs[bisect_left(self.buckets, tokens)]
+    def graph(self, tokens: int, rows: int) -> ExecutableGraph:
+        """The smallest graph that holds a step of so many tokens and rows."""
+        first = bisect_left(self.decode_buckets, tokens)
+        if tokens == rows and first < len(self.decode_buckets):
+            return self._graphs[first]
+        return self._graphs[len(self.decode_buckets) + bisect_left(self.buckets, tokens)]
 
 
 def _node_types(graph: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from cuda.bindings import driver as cu
 from services.gpu_engine.cuda.control_loop.errors import ControlLoopError
 from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.errors import DriverError
-from services.gpu_engine.cuda.graph_cache import GraphCache, Progress, Record
+from services.gpu_engine.cuda.graph_cache import DecodeSteps, GraphCache, Progress, Record
 from services.gpu_engine.cuda.step_arrays import StepAddresses
 from services.gpu_engine.engine import SchedulerSettings
 
@@ -120,13 +120,17 @@ class StepLoop(ABC):
         self._stream = Stream()
 
     def capture(
-        self, record: Record, buckets: Sequence[int], progress: Progress = lambda _done, _total: None
+        self,
+        record: Record,
+        buckets: Sequence[int],
+        progress: Progress = lambda _done, _total: None,
+        decode: DecodeSteps | None = None,
     ) -> GraphCache:
         """Make the step graphs. ``record`` launches a step of at most so many tokens over ``step``."""
         if not buckets or buckets[-1] < self.config.max_batched_tokens:
             most = self.config.max_batched_tokens
             raise ValueError(f"buckets end at {list(buckets)[-1:]}, must hold max_batched_tokens, which is {most}")
-        self.graphs = self._capture(record, buckets, progress)
+        self.graphs = self._capture(record, buckets, progress, decode)
         return self.graphs
 
     def start(self, engine_state: Callable[[], int], ready: int) -> None:
@@ -168,7 +172,9 @@ class StepLoop(ABC):
         """Whether ``wait`` would return at once."""
 
     @abstractmethod
-    def _capture(self, record: Record, buckets: Sequence[int], progress: Progress) -> GraphCache:
+    def _capture(
+        self, record: Record, buckets: Sequence[int], progress: Progress, decode: DecodeSteps | None
+    ) -> GraphCache:
         """The step graphs, with what this loop needs before and after ``record``."""
 
     @abstractmethod

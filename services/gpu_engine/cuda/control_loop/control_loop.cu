@@ -33,8 +33,8 @@ struct Shared {
 
 class Runner {
  public:
-  __device__ Runner(Loop& loop, const StepGraph* graphs, u32 graph_count, StepTrace* trace, Shared& shared)
-      : loop_(loop), graphs_(graphs), graph_count_(graph_count), trace_(trace), shared_(shared), state_(shared.state) {}
+  __device__ Runner(Loop& loop, const StepGraphs& graphs, StepTrace* trace, Shared& shared)
+      : loop_(loop), graphs_(graphs), trace_(trace), shared_(shared), state_(shared.state) {}
 
   // Serves until STOP, a failure, or the launch limit.
   __device__ void run() {
@@ -140,13 +140,14 @@ class Runner {
     ++launches_;
     mark(step_, &StepTrace::planned);
     const core::Step& step = state_.step;
-    const u32 bucket =
-        core::find_first(context_, 0, graph_count_, [&](u32 i) { return graphs_[i].tokens >= step.tokens; });
+    const u32 first = step.tokens == step.rows ? 0 : graphs_.decode;
+    const u32 bucket = core::find_first(context_, first, graphs_.count,
+                                        [&](u32 i) { return graphs_.graphs[i].tokens >= step.tokens; });
     core::leader(context_, [&] {
       loop_.counts = {step.tokens, step.rows, step.samples};
       loop_.launched = step_;
       fence_gpu();
-      const auto graph = reinterpret_cast<cudaGraphExec_t>(graphs_[bucket].instances[step_ % 2]);
+      const auto graph = reinterpret_cast<cudaGraphExec_t>(graphs_.graphs[bucket].instances[step_ % 2]);
       shared_.error = cudaGraphLaunch(graph, cudaStreamGraphFireAndForget);
     });
     mark(step_, &StepTrace::launched);
@@ -204,8 +205,7 @@ class Runner {
   }
 
   Loop& loop_;
-  const StepGraph* const graphs_;
-  const u32 graph_count_;
+  const StepGraphs graphs_;
   StepTrace* const trace_;
   Shared& shared_;
   core::State& state_;
@@ -216,9 +216,9 @@ class Runner {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    control_loop(Loop* loop, const StepGraph* graphs, u32 graph_count, StepTrace* trace) {
+    control_loop(Loop* loop, StepGraphs graphs, StepTrace* trace) {
   __shared__ __align__(16) unsigned char memory[sizeof(Shared)];
-  Runner(*loop, graphs, graph_count, trace, *reinterpret_cast<Shared*>(memory)).run();
+  Runner(*loop, graphs, trace, *reinterpret_cast<Shared*>(memory)).run();
 }
 
 // The last node of every step graph.

@@ -57,7 +57,8 @@ struct StepAddresses {
   u64 pages_per_sequence;
 };
 
-// One bucket of the graph cache: the smallest that holds a step's tokens runs it. Rising token counts.
+// One bucket of the graph cache: the smallest that holds a step's tokens runs it. Rising token counts, first those of
+// graphs for steps in which every row is one token, then those for all.
 struct StepGraph {
   u64 instances[2];  // cudaGraphExec_t, used in turn: one can't be launched again before it has wholly retired
   u64 tokens;
@@ -74,6 +75,13 @@ struct StepTrace {
   u64 ended;      // this step's retire_step has begun
 };
 inline constexpr u32 kTraceSteps = 4096;
+
+// control_loop.py passes it by value.
+struct StepGraphs {
+  const StepGraph* graphs;
+  u32 count;
+  u32 decode;  // of them for decoding rows alone
+};
 
 struct Loop {
   core::State state;  // while the loop is not running: it works on a copy in shared memory

@@ -13,7 +13,7 @@ from cuda.bindings import driver as cu
 from services.gpu_engine.cuda.control_loop.errors import ControlLoopError
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, check, pointer
 from services.gpu_engine.cuda.errors import DriverError
-from services.gpu_engine.cuda.graph_cache import ExecutableGraph, GraphCache, Progress, Record, capture
+from services.gpu_engine.cuda.graph_cache import DecodeSteps, ExecutableGraph, GraphCache, Progress, Record, capture
 from services.gpu_engine.cuda.step_arrays import StepAddresses
 from services.gpu_engine.cuda.step_loop import MAX_EOS_TOKENS, CoreAudit, LoopConfig, StepLoop, gpu_failed
 from services.ring.schema import MAX_TOP_LOGPROBS
@@ -34,6 +34,12 @@ class _Settings(ctypes.Structure):
         ("eos", ctypes.c_uint32 * MAX_EOS_TOKENS),
         *((name, ctypes.c_uint32) for name in ("poll_us", "idle_sleep_ns", "launch_limit")),
     )
+
+
+class _StepGraphs(ctypes.Structure):
+    """StepGraphs of loop.cuh."""
+
+    _fields_ = (("graphs", ctypes.c_uint64), ("count", ctypes.c_uint32), ("decode", ctypes.c_uint32))
 
 
 class _Result(ctypes.Structure):
@@ -85,24 +91,26 @@ class ControlLoop(StepLoop):
         self._module.kernel("lay_out_loop").launch(self._stream, (1, 1, 1), 1, arguments)
         return addresses.download(np.uint64, (words,))
 
-    def _capture(self, record: Record, buckets: Sequence[int], progress: Progress) -> GraphCache:
+    def _capture(
+        self, record: Record, buckets: Sequence[int], progress: Progress, decode: DecodeSteps | None
+    ) -> GraphCache:
         retire = self._module.kernel("retire_step")
         arguments = (pointer(self._loop), pointer(self._trace))
 
-        def whole(stream: Stream, bucket: int) -> None:
-            record(stream, bucket)
-            retire.launch(stream, (1, 1, 1), 1, arguments)
+        def whole(record: Record) -> Record:
+            def launch(stream: Stream, bucket: int) -> None:
+                record(stream, bucket)
+                retire.launch(stream, (1, 1, 1), 1, arguments)
 
-        return GraphCache(self._device, whole, buckets, progress)
+            return launch
+
+        return GraphCache(self._device, whole(record), buckets, progress, decode=decode and decode.around(whole))
 
     def _prepare(self, graphs: GraphCache) -> Callable[[], None]:
         kernel = self._module.kernel("control_loop")
-        arguments = (
-            pointer(self._loop),
-            pointer(graphs.table),
-            ctypes.c_uint32(len(graphs.buckets)),
-            pointer(self._trace),
-        )
+        decode = len(graphs.decode_buckets)
+        table = _StepGraphs(graphs.table.pointer, decode + len(graphs.buckets), decode)
+        arguments = (pointer(self._loop), table, pointer(self._trace))
         threads = int(self._module.constant("loop_threads"))
         name = "the control loop"
         captured = capture(name, self._stream, lambda: kernel.launch(self._stream, (1, 1, 1), threads, arguments))

@@ -26,7 +26,7 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.control_loop.errors import ControlLoopError
 from services.gpu_engine.cuda.driver import Buffer, Device, Module, Stream, pointer
 from services.gpu_engine.cuda.errors import DriverError
-from services.gpu_engine.cuda.graph_cache import GraphCache, Progress, Record
+from services.gpu_engine.cuda.graph_cache import DecodeSteps, GraphCache, Progress, Record
 from services.gpu_engine.cuda.mapped_memory import MappedMemory
 from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
 from services.gpu_engine.cuda.step_loop import CoreAudit, LoopConfig, StepLoop, gpu_failed
@@ -120,17 +120,23 @@ class HostLoop(StepLoop):
     def ended(self) -> bool:
         return not self._thread.is_alive()
 
-    def _capture(self, record: Record, buckets: Sequence[int], progress: Progress) -> GraphCache:
+    def _capture(
+        self, record: Record, buckets: Sequence[int], progress: Progress, decode: DecodeSteps | None
+    ) -> GraphCache:
         fetch, retire = (self._module.kernel(name) for name in ("fetch_step", "retire_host_step"))
         retired = pointer(self._exchange.mapped.pointer, _RETIRED)
 
-        def whole(stream: Stream, bucket: int) -> None:
-            blocks = min(bucket, self.config.max_running, FETCH_BLOCKS)
-            fetch.launch(stream, (blocks, len(ARRAYS), 1), FETCH_THREADS, (self._mirror,))
-            record(stream, bucket)
-            retire.launch(stream, (1, 1, 1), 1, (pointer(self._number), retired))
+        def whole(record: Record) -> Record:
+            def launch(stream: Stream, bucket: int) -> None:
+                blocks = min(bucket, self.config.max_running, FETCH_BLOCKS)
+                fetch.launch(stream, (blocks, len(ARRAYS), 1), FETCH_THREADS, (self._mirror,))
+                record(stream, bucket)
+                retire.launch(stream, (1, 1, 1), 1, (pointer(self._number), retired))
 
-        return GraphCache(self._device, whole, buckets, progress, from_gpu=False)
+            return launch
+
+        whole_decode = decode and decode.around(whole)
+        return GraphCache(self._device, whole(record), buckets, progress, decode=whole_decode, from_gpu=False)
 
     def _prepare(self, graphs: GraphCache) -> Callable[[], None]:
         return self._thread.start
@@ -163,7 +169,7 @@ class HostLoop(StepLoop):
         step = self._scheduler.step
         tokens, samples = step.tokens, step.samples
         self._exchange.announced[()] = (tokens, step.rows, samples, 0, number)
-        self.graphs.graph(tokens).launch(self._stream)
+        self.graphs.graph(tokens, step.rows).launch(self._stream)
         self._spin(number)
         result = [array[:samples] for array in self._exchange.results.values()]
         self._scheduler.commit(time.monotonic_ns() // 1000, *result)

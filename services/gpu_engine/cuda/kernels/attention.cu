@@ -60,7 +60,10 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
   const auto attend_splits = [&](u32 first) {
     for (u32 item = first, turn = 0; item < splits; turn ^= 1) {
       take(turn);
-      decode_split(mine, step, work, work.splits[item / kKvHeads], item % kKvHeads, qkv, pages, out, scale);
+      const WorkItem& split = work.splits[item / kKvHeads];
+      const u32 kv_head = item % kKvHeads;
+      const bf16* query = qkv + static_cast<u64>(split.token) * kQkvWidth + kv_head * kGroup * kHeadDim;
+      decode_split(mine, step, work, split, kv_head, query, pages, out, scale);
       synchronize_warpgroup();
       item = mine.next[turn];
     }

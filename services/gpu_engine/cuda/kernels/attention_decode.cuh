@@ -220,11 +220,11 @@ __device__ inline void add_splits(DecodeShared& shared, const WorkList& work, u3
   }
 }
 
+// `query` is that of the KV head's first query head, rotated.
 __device__ inline void decode_split(DecodeShared& shared, const Step& step, const WorkList& work, const WorkItem& item,
-                                    u32 kv_head, const bf16* qkv, const bf16* pages, bf16* out, float scale) {
+                                    u32 kv_head, const bf16* query, const bf16* pages, bf16* out, float scale) {
   const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
   const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
-  const bf16* query = qkv + static_cast<u64>(item.token) * kQkvWidth + kv_head * kGroup * kHeadDim;
   bf16* target = out + static_cast<u64>(item.token) * kQueryWidth + kv_head * kGroup * kHeadDim;
 
   decode_warp(shared, query, pages, page_line, kv_head, item.first, end, scale);

@@ -11,12 +11,17 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
-// Sum over all kThreads threads, given to all of them. `scratch` holds kThreads / 32 floats.
-template <u32 kThreads>
-__device__ inline float block_sum(float value, float* scratch) {
+struct WholeBlock {
+  __device__ void operator()() const { __syncthreads(); }
+};
+
+// Sum over the block's first kThreads threads, given to all of them; `barrier` is theirs. `scratch` holds kThreads / 32
+// floats.
+template <u32 kThreads, class Barrier = WholeBlock>
+__device__ inline float block_sum(float value, float* scratch, const Barrier& barrier = {}) {
   value = warp_sum(value);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-  __syncthreads();
+  barrier();
   float total = 0.0f;
 #pragma unroll
   for (u32 warp = 0; warp < kThreads / 32; ++warp) total += scratch[warp];

@@ -9,15 +9,6 @@
 
 namespace blink {
 
-struct Nothing {
-  __device__ Eight operator()(u32) const { return {}; }
-};
-
-struct Loaded {
-  const bf16* delta;
-  __device__ Eight operator()(u32 i) const { return load(delta + i); }
-};
-
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     rms_norm(Step step, float* residual, const bf16* weight, bf16* out, float eps) {
   let_successor_begin();

@@ -1,4 +1,4 @@
-// RMSNorm of one row by one block, with the residual add before it (arXiv 1910.07467):
+// RMSNorm of one row by the first 256 threads of a block, with the residual add before it (arXiv 1910.07467):
 //   r = residual + delta;  out = r / sqrt(mean(r^2) + eps) * weight
 // The residual stream is fp32, so that the error of a deep model does not grow with its layers; what the matrix
 // products read and write (delta, out) is bf16. The row is kept in registers between the two passes; fixed reduction
@@ -13,9 +13,20 @@ namespace blink {
 inline constexpr u32 kNormThreads = 256;
 inline constexpr u32 kNormPasses = (kHidden + 8 * kNormThreads - 1) / (8 * kNormThreads);
 
-// `delta(i)` gives elements i to i + 7 of what is added. kWriteBack: r is written to `residual`.
-template <bool kWriteBack, class Delta>
-__device__ inline void normalize(float* residual, const Delta& delta, const bf16* weight, bf16* out, float eps) {
+struct Nothing {
+  __device__ Eight operator()(u32) const { return {}; }
+};
+
+struct Loaded {
+  const bf16* delta;
+  __device__ Eight operator()(u32 i) const { return load(delta + i); }
+};
+
+// `delta(i)` gives elements i to i + 7 of what is added. kWriteBack: r is written to `residual`. `barrier` is that of
+// the threads that take part.
+template <bool kWriteBack, class Delta, class Barrier = WholeBlock>
+__device__ inline void normalize(float* residual, const Delta& delta, const bf16* weight, bf16* out, float eps,
+                                 const Barrier& barrier = {}) {
   __shared__ float scratch[kNormThreads / 32];
   Eight row[kNormPasses];
   float squares = 0.0f;
@@ -31,7 +42,7 @@ __device__ inline void normalize(float* residual, const Delta& delta, const bf16
 #pragma unroll
     for (u32 k = 0; k < 8; ++k) squares += row[pass].value[k] * row[pass].value[k];
   }
-  const float scale = rsqrtf(block_sum<kNormThreads>(squares, scratch) / kHidden + eps);
+  const float scale = rsqrtf(block_sum<kNormThreads>(squares, scratch, barrier) / kHidden + eps);
 #pragma unroll
   for (u32 pass = 0; pass < kNormPasses; ++pass) {
     const u32 i = (pass * kNormThreads + threadIdx.x) * 8;

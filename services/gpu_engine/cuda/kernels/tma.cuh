@@ -45,6 +45,10 @@ __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.
 // Orders this thread's ordinary accesses to shared memory before later ones by copy engine and tensor cores.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same of global memory: between ordinary writes and the copies that read them, on both sides of what tells the
+// reader.
+__device__ inline void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 __device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(

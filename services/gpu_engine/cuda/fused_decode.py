@@ -1,0 +1,222 @@
+"""A whole step of few decoding rows as one launch: kernels/fused_decode.cu, for dense models in bf16.
+
+Its bits are those of a step of separate kernels whose products are skinny_gemm.py's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.gpu_engine.cuda.attention_work import AttentionWork
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Buffer, Device, Kernel, Module, Stream, pointer
+from services.gpu_engine.cuda.fused_plan import CProduct, ProductPlan
+from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
+from services.gpu_engine.cuda.skinny_schedule import DEPTH
+from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
+from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
+from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
+
+SOURCE = "fused_decode.cu"
+WIDTHS = (8, 16, 32)
+"""Rows that a build of the kernel holds."""
+MOST_ROWS = WIDTHS[-1]
+THREADS = 320
+ACTIVATIONS = ("residual", "normed", "qkv", "attended", "delta", "activated", "final", "logits")
+
+
+class CFusedLayer(ctypes.Structure):
+    """``blink::FusedLayer``."""
+
+    _fields_ = (
+        ("weights", CTensorMap * 4),
+        *((name, ctypes.c_uint64) for name in ("attention_norm", "feed_norm", "query_norm", "key_norm", "pages")),
+        ("unused", ctypes.c_uint64 * 3),  # to a multiple of the maps' alignment
+    )
+
+
+class CFusedModel(ctypes.Structure):
+    """``blink::FusedModel``."""
+
+    _fields_ = (
+        ("inputs", CTensorMap * 5),
+        ("head", CTensorMap),
+        ("products", CProduct * 5),
+        *((name, ctypes.c_uint64) for name in ("layers", "last_norm", "turns", "progress", *ACTIVATIONS)),
+        ("layer_count", ctypes.c_uint32),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("unused", ctypes.c_uint32 * 7),  # to a multiple of the maps' alignment
+    )
+
+
+@dataclass(frozen=True)
+class FusedMemory:
+    """Addresses of what the step works on.
+
+    Attributes:
+        activations: of each of ACTIVATIONS.
+        tokens: rows that those of the step have.
+        turns: the rotary table.
+        layer_pages: a layer's part of the KV cache.
+    """
+
+    activations: dict[str, int]
+    tokens: int
+    turns: int
+    layer_pages: Callable[[int], int]
+
+
+def fuses(layers: Iterable[Layer], weights: DeviceWeights) -> bool:
+    """Whether the kernel can run these: dense layers, all in bf16."""
+    for layer in layers:
+        match layer:
+            case Attention():
+                stacks = layer.query, layer.output
+            case FeedForward():
+                stacks = layer.gate, layer.down
+            case Embedding() | Head():
+                continue
+            case _:
+                return False
+        if any(weights.fp8(first) for first in stacks):
+            return False
+    return True
+
+
+class FusedDecode:
+    """The kernel with a model's weights, one build for each of WIDTHS.
+
+    Args:
+        step: where the steps lie.
+        work: attention's; its partial results are used.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        geometry: Geometry,
+        layers: tuple[Layer, ...],
+        weights: DeviceWeights,
+        compiler: Compiler,
+        *,
+        step: StepAddresses,
+        work: AttentionWork,
+        memory: FusedMemory,
+    ) -> None:
+        self._blocks = device.multiprocessors - 1  # the control loop has one
+        self._geometry = geometry
+        self._held = step.memory, work  # launches hold addresses alone
+        self._step, self._work = CStep.of(step), work.as_argument()
+        self._memory = memory
+        attentions = [layer for layer in layers if isinstance(layer, Attention)]
+        self._counters = 2 * (4 * len(attentions) + 1)
+        self._progress = Buffer(4 * self._counters)
+        (self._embedding,) = (weights.address(layer.weight) for layer in layers if isinstance(layer, Embedding))
+        (self._head,) = (layer for layer in layers if isinstance(layer, Head))
+        self._weights = weights
+        self._plans = self._plan()
+        feeds = [layer for layer in layers if isinstance(layer, FeedForward)]
+        made = [self._layer(attention, feed) for attention, feed in zip(attentions, feeds, strict=True)]
+        self._layers = Buffer.of(np.frombuffer(b"".join(bytes(layer) for layer in made), np.uint8))
+        self._layer_count = len(made)
+        self._begin: dict[int, Kernel] = {}
+        self._decode: dict[int, Kernel] = {}
+        self._models: dict[int, CFusedModel] = {}
+        for width in WIDTHS:
+            module = Module(compiler.build((SOURCE,), geometry.defines() | {"BLINK_SKINNY_TOKENS": width}))
+            self._begin[width], self._decode[width] = module.kernel("fused_begin"), module.kernel("fused_decode")
+            self._shared = int(module.constant("fused_shared_bytes"))
+            sizes = {"fused_layer_bytes": CFusedLayer, "fused_model_bytes": CFusedModel}
+            assert all(int(module.constant(name)) == ctypes.sizeof(kind) for name, kind in sizes.items())
+            self._decode[width].allow_shared(self._shared)
+            self._models[width] = self._model(width)
+
+    def launch(self, stream: Stream, rows: int) -> None:
+        """Launch a step of at most ``rows`` rows of one token each, up to the logits of its samples.
+
+        Raises:
+            ValueError: more than MOST_ROWS rows.
+            DriverError: the launch failed.
+        """
+        width = next((width for width in WIDTHS if rows <= width), None)
+        if width is None:
+            raise ValueError(f"a fused step of {rows} rows, must be at most {MOST_ROWS}")
+        residual = pointer(self._memory.activations["residual"])
+        beginning = (self._step, pointer(self._embedding), residual, pointer(self._progress))
+        self._begin[width].launch(stream, (rows, 1, 1), 128, (*beginning, ctypes.c_uint32(self._counters)))
+        rest = (self._step, self._work, self._models[width])
+        self._decode[width].launch(stream, (self._blocks, 1, 1), THREADS, rest, self._shared)
+
+    def _plan(self) -> tuple[ProductPlan, ...]:
+        """Of QKV, output, gate-up, down, head."""
+        config, width = self._geometry.config, self._geometry.qkv_width
+        hidden, query, ffn, vocabulary = config.hidden, config.query_width, config.ffn, config.vocabulary
+        shapes = (
+            (width, hidden, width),
+            (hidden, query, hidden),
+            (2 * ffn, hidden, ffn),
+            (hidden, ffn, hidden),
+            (vocabulary, hidden, vocabulary),
+        )
+        return tuple(ProductPlan.of(n, k, self._blocks, outputs=outputs) for n, k, outputs in shapes)
+
+    def _layer(self, attention: Attention, feed: FeedForward) -> CFusedLayer:
+        config, weights = self._geometry.config, self._weights
+        qkv, output, gate_up, down, _ = self._plans
+
+        def plain(first: TensorSpec, plan: ProductPlan, depth: int) -> CTensorMap:
+            return _matrix_map(weights.address(first), plan.outputs, depth, plan.rows)
+
+        row = BF16_BYTES * config.hidden
+        gated = tensor_map(
+            weights.address(feed.gate),
+            shape=(config.hidden, 8, 2, config.ffn // 8),  # rows of eight, the gate's and up's in turn
+            strides=(row, config.ffn * row, 8 * row),
+            box=(DEPTH, 8, 2, gate_up.rows // 16),
+        )
+        maps = (
+            plain(attention.query, qkv, config.hidden),
+            plain(attention.output, output, config.query_width),
+            gated,
+            plain(feed.down, down, config.ffn),
+        )
+        norms = (attention.norm, feed.norm, attention.query_norm, attention.key_norm)
+        addresses = (weights.address(norm) if norm else 0 for norm in norms)
+        return CFusedLayer((CTensorMap * 4)(*maps), *addresses, self._memory.layer_pages(attention.index))
+
+    def _model(self, width: int) -> CFusedModel:
+        config, memory = self._geometry.config, self._memory
+        buffers = memory.activations
+        inputs = (
+            (buffers["normed"], config.hidden),
+            (buffers["attended"], config.query_width),
+            (buffers["normed"], config.hidden),
+            (buffers["activated"], config.ffn),
+            (buffers["final"], config.hidden),
+        )
+        rows = min(width, memory.tokens)
+        return CFusedModel(
+            inputs=(CTensorMap * 5)(*(_matrix_map(address, rows, depth, width) for address, depth in inputs)),
+            head=_matrix_map(
+                self._weights.address(self._head.weight), config.vocabulary, config.hidden, self._plans[-1].rows
+            ),
+            products=(CProduct * 5)(*(plan.as_argument() for plan in self._plans)),
+            layers=self._layers.pointer,
+            last_norm=self._weights.address(self._head.norm),
+            turns=memory.turns,
+            progress=self._progress.pointer,
+            **buffers,
+            layer_count=self._layer_count,
+            eps=config.norm_eps,
+            scale=config.head_dim**-0.5 * 1.4426950408889634,  # scores in powers of two: exp(x) = 2^(x log2 e)
+        )
+
+
+def _matrix_map(address: int, rows: int, columns: int, box_rows: int) -> CTensorMap:
+    return tensor_map(address, shape=(columns, rows), strides=(BF16_BYTES * columns,), box=(DEPTH, box_rows))

@@ -1,0 +1,140 @@
+"""The fused decode step against the step of separate kernels, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
+from bench.families import RandomWeights
+from services.gpu_engine.cuda.compiler import Compiler
+from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.cuda.executor import StepExecutor
+from services.gpu_engine.cuda.fused_decode import MOST_ROWS
+from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.step_arrays import HostStep, StepArrays, StepLimits
+from services.gpu_engine.cuda.weights import DeviceWeights
+from tests.gpu.steps import POISON, as_array, config, sampling_rows
+
+LIMITS = StepLimits(tokens=256, rows=36, pages_per_sequence=80)
+CONTEXT = 16 * LIMITS.pages_per_sequence
+MODELS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "group of 5, partly rotated": {
+        "architecture": "phi3",
+        "hidden": 640,
+        "heads": 10,
+        "kv_heads": 2,
+        "ffn": 1088,
+        "partial_rotary": 0.75,
+    },
+    "norms of heads, head size 128": {"architecture": "qwen3", "hidden": 512, "head_dim": 128, "ffn": 1536},
+    "as wide as Llama-3-8B": {
+        "hidden": 4096,
+        "heads": 16,
+        "kv_heads": 2,
+        "head_dim": 128,
+        "ffn": 14336,
+        "vocabulary": 32_003,
+    },
+}
+
+
+class Bench:
+    def __init__(self, device: Device, compiler: Compiler, changes: dict[str, Any]) -> None:
+        self.config = config(**changes, layers=2)
+        source = RandomWeights(self.config)
+        self.arrays = StepArrays(LIMITS)
+        self.executor = StepExecutor(
+            device,
+            Geometry(self.config),
+            source.layers,
+            DeviceWeights(source),
+            step=self.arrays.addresses,
+            limits=LIMITS,
+            pages=LIMITS.rows * LIMITS.pages_per_sequence,
+            compiler=compiler,
+        )
+        self.stream = Stream()
+
+    def decode(self, lengths: list[int], rng: np.random.Generator) -> HostStep:
+        """Rows that have so many tokens with this one, on pages in random order."""
+        rows = len(lengths)
+        pages = rng.permutation(LIMITS.rows * LIMITS.pages_per_sequence)
+        return HostStep(
+            token_ids=as_array(rng.integers(0, self.config.vocabulary, rows)),
+            positions=as_array(lengths) - 1,
+            row_start=as_array(np.arange(rows + 1)),
+            kv_length=as_array(lengths),
+            sequence=as_array(rng.permutation(LIMITS.rows)[:rows]),
+            page_table=as_array(pages.reshape(LIMITS.rows, LIMITS.pages_per_sequence)),
+            sample_row=as_array(rng.permutation(rows)),
+            sampling=sampling_rows(rows, temperature=0.0),
+            history=np.zeros(1, np.uint32),
+        )
+
+    def poison(self) -> None:
+        for buffer in vars(self.executor.activations).values():
+            buffer.fill(POISON)
+
+    def run(self, step: HostStep, *, fused: bool) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Logits and tokens of the samples."""
+        self.poison()
+        self.arrays.upload(step)
+        if fused:
+            self.executor.launch_decode(self.stream, step.rows)
+        else:
+            self.executor.launch(self.stream, step.rows, step.rows)
+        self.stream.synchronize()
+        shape = (step.samples, self.config.vocabulary)
+        return self.executor.activations.logits.download(np.float32, shape), self.arrays.result(step.samples).tokens
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def bench(request: pytest.FixtureRequest, device: Device, compiler: Compiler) -> Bench:
+    return Bench(device, compiler, MODELS[request.param])
+
+
+def fill_cache(bench: Bench, rng: np.random.Generator) -> None:
+    """Keys and values between -2 and 2."""
+    cache = bench.executor.cache
+    words = rng.integers(0, 1 << 14, 1 << 20) | rng.integers(0, 2, 1 << 20) << 15
+    cache.upload(np.resize(words.astype(np.uint16), cache.nbytes // 2))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 31, MOST_ROWS])
+def test_a_fused_step_has_the_bits_of_separate_kernels(bench: Bench, rng: np.random.Generator, rows: int) -> None:
+    fill_cache(bench, rng)
+    lengths = rng.integers(1, CONTEXT, rows).tolist()
+    lengths[0], lengths[-1] = 1, CONTEXT  # the shortest and the longest
+    step = bench.decode(lengths, rng)
+    cache = bench.executor.cache.download(np.uint16, (bench.executor.cache.nbytes // 2,))
+    expected = bench.run(step, fused=False)
+    assert np.isfinite(expected[0]).all()
+    after = bench.executor.cache.download(np.uint16, cache.shape)
+    for _ in range(5):
+        bench.executor.cache.upload(cache)
+        logits, tokens = bench.run(step, fused=True)
+        np.testing.assert_array_equal(logits, expected[0])
+        np.testing.assert_array_equal(tokens, expected[1])
+    np.testing.assert_array_equal(bench.executor.cache.download(np.uint16, cache.shape), after)
+
+
+def test_a_captured_fused_step_serves_any_rows_up_to_its_bucket(bench: Bench, rng: np.random.Generator) -> None:
+    fill_cache(bench, rng)
+    with bench.stream.capture() as graphs:
+        bench.executor.launch_decode(bench.stream, 16)
+    for rows in (16, 1, 5, 16, 0, 9):
+        step = bench.decode(rng.integers(1, CONTEXT, rows).tolist(), rng)
+        expected = bench.run(step, fused=False)[0] if rows else None
+        bench.poison()
+        bench.arrays.upload(step)
+        for _ in range(3):
+            graphs[0].launch(bench.stream)
+        bench.stream.synchronize()
+        if expected is not None:
+            found = bench.executor.activations.logits.download(np.float32, expected.shape)
+            np.testing.assert_array_equal(found, expected)
