@@ -82,6 +82,7 @@ class StepExecutor:
         pages: of the KV cache.
         fp8_scratch: bytes of the largest matrix in FP8 once dequantized; 0 where none is FP8.
         skinny: products of few tokens may be skinny_gemm.py's; without, a row's bits may depend on the bucket.
+        fused: steps of few decoding rows may be one kernel, ``launch_decode``.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class StepExecutor:
         pages: int,
         compiler: Compiler,
         skinny: bool = True,
+        fused: bool = True,
         fp8_scratch: int = 0,
     ) -> None:
         self.activations = Activations.allocate(geometry, limits)
@@ -116,7 +118,7 @@ class StepExecutor:
             scratch = Buffer(fp8_scratch, "the largest FP8 matrix in bf16")
             self._fp8 = Fp8Products(device, compiler, self.products, scratch)
         self._fused: FusedDecode | None = None
-        if skinny and fuses(layers, weights):
+        if fused and skinny and fuses(layers, weights):
             buffers = {name: getattr(self.activations, name).pointer for name in ACTIVATIONS}
             memory = FusedMemory(buffers, limits.tokens, self.turns.pointer, self.layer_pages)
             self._fused = FusedDecode(device, geometry, layers, weights, compiler, step=step, work=work, memory=memory)

@@ -26,7 +26,7 @@ SOURCE = "fused_decode.cu"
 WIDTHS = (8, 16, 32)
 """Rows that a build of the kernel holds."""
 MOST_ROWS = WIDTHS[-1]
-THREADS = 320
+THREADS = 384
 ACTIVATIONS = ("residual", "normed", "qkv", "attended", "delta", "activated", "final", "logits")
 
 
@@ -128,13 +128,14 @@ class FusedDecode:
         self._begin: dict[int, Kernel] = {}
         self._decode: dict[int, Kernel] = {}
         self._models: dict[int, CFusedModel] = {}
+        self._shared: dict[int, int] = {}
         for width in WIDTHS:
             module = Module(compiler.build((SOURCE,), geometry.defines() | {"BLINK_SKINNY_TOKENS": width}))
             self._begin[width], self._decode[width] = module.kernel("fused_begin"), module.kernel("fused_decode")
-            self._shared = int(module.constant("fused_shared_bytes"))
+            self._shared[width] = int(module.constant("fused_shared_bytes"))
             sizes = {"fused_layer_bytes": CFusedLayer, "fused_model_bytes": CFusedModel}
             assert all(int(module.constant(name)) == ctypes.sizeof(kind) for name, kind in sizes.items())
-            self._decode[width].allow_shared(self._shared)
+            self._decode[width].allow_shared(self._shared[width])
             self._models[width] = self._model(width)
 
     def launch(self, stream: Stream, rows: int) -> None:
@@ -151,7 +152,7 @@ class FusedDecode:
         beginning = (self._step, pointer(self._embedding), residual, pointer(self._progress))
         self._begin[width].launch(stream, (rows, 1, 1), 128, (*beginning, ctypes.c_uint32(self._counters)))
         rest = (self._step, self._work, self._models[width])
-        self._decode[width].launch(stream, (self._blocks, 1, 1), THREADS, rest, self._shared)
+        self._decode[width].launch(stream, (self._blocks, 1, 1), THREADS, rest, self._shared[width])
 
     def _plan(self) -> tuple[ProductPlan, ...]:
         """Of QKV, output, gate-up, down, head."""

@@ -18,9 +18,11 @@ inline constexpr u32 kMostBoxes = 4;  // of a stage
 inline constexpr u32 kSlotBytes = kSlotWeightBytes + kMostBoxes * kTokenBytes;
 inline constexpr u32 kMostSlots = 12;
 
+// Two warpgroups consume; of the third, two threads fill the ring, and its registers are the consumers'.
 inline constexpr u32 kConsumerThreads = 256;
 inline constexpr u32 kWeightWarp = 8, kActivationWarp = 9;
-inline constexpr u32 kFusedThreads = 320;
+inline constexpr u32 kFusedThreads = 384;
+inline constexpr u32 kFillerRegisters = 40, kConsumerRegisters = 232;
 
 // How a product is shared out; fused_plan.py has the same. A stage is `boxes` boxes of 64 columns.
 struct Product {

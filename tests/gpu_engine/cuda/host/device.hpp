@@ -1,10 +1,12 @@
-// Runs a kernel's blocks one after the other on the host: what a kernel computes and which memory it touches can be
-// checked without a GPU, also with copies that land as late as they may.
+// Runs a kernel's blocks on the host, one after the other or, when they wait for each other, in a thread each: what a
+// kernel computes and which memory it touches can be checked without a GPU, also with copies that land as late as they
+// may. What a block has is a thread's.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -12,24 +14,33 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #define __device__
 #define __global__
-#define __shared__ static  // one block at a time
+#define __shared__ static thread_local
 #define __launch_bounds__(...)
 
 struct Dim {
   unsigned x, y, z;
 };
-inline Dim threadIdx, blockIdx, blockDim;
+inline thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct uint2 {
+  unsigned x, y;
+};
+struct float2 {
+  float x, y;
+};
 struct float4 {
   float x, y, z, w;
 };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 using std::max;
@@ -41,9 +52,9 @@ struct Context {
   std::vector<char> stack = std::vector<char>(64 << 10);
   bool done = false;
 };
-inline std::vector<Context> contexts;
-inline ucontext_t scheduler;
-inline const std::function<void()>* running_kernel;
+inline thread_local std::vector<Context> contexts;
+inline thread_local ucontext_t scheduler;
+inline thread_local const std::function<void()>* running_kernel;
 
 inline void yield() { swapcontext(&contexts[threadIdx.x].context, &scheduler); }
 
@@ -68,8 +79,8 @@ struct Warp {
   uint64_t slot[32];
   float a[16][16], b[16][8];  // operands of a matrix instruction
 };
-inline std::unique_ptr<Barrier> block_barrier;
-inline std::vector<Warp> warps;
+inline thread_local std::unique_ptr<Barrier> block_barrier;
+inline thread_local std::vector<Warp> warps;
 inline Warp& this_warp() { return warps[threadIdx.x / 32]; }
 
 inline void run_context() {
@@ -98,7 +109,7 @@ inline void run_block(unsigned threads) {
 }
 
 inline void launch(Dim grid, unsigned threads, const std::function<void()>& kernel) {
-  blockDim = {threads, 1, 1};
+  gridDim = grid, blockDim = {threads, 1, 1};
   running_kernel = &kernel;
   contexts = std::vector<Context>(threads);
   for (unsigned y = 0; y < grid.y; ++y) {
@@ -109,9 +120,23 @@ inline void launch(Dim grid, unsigned threads, const std::function<void()>& kern
   }
 }
 
+// All blocks at once.
+inline void launch_together(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+  std::vector<std::thread> running;
+  for (unsigned block = 0; block < blocks; ++block) {
+    running.emplace_back([&, block] {
+      gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1}, blockIdx = {block, 0, 0};
+      running_kernel = &kernel;
+      contexts = std::vector<Context>(threads);
+      run_block(threads);
+    });
+  }
+  for (std::thread& each : running) each.join();
+}
+
 inline void __syncthreads() { block_barrier->wait(); }
 inline void __syncwarp() { this_warp().barrier.wait(); }
-inline void __threadfence() {}
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 template <class T>
 T exchange(T value, unsigned source) {
@@ -147,12 +172,14 @@ inline unsigned __match_any_sync(unsigned, unsigned value) {
   return same;
 }
 
-inline int __popc(unsigned value) { return __builtin_popcount(value); }
-inline unsigned atomicAdd(unsigned* target, unsigned value) {
-  const unsigned before = *target;
-  *target += value;
-  return before;
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) result |= static_cast<unsigned>(both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return result;
 }
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline unsigned atomicAdd(unsigned* target, unsigned value) { return std::atomic_ref(*target).fetch_add(value); }
 template <class T>
 T __ldcg(const T* source) {
   return *source;
@@ -171,7 +198,7 @@ inline float __int_as_float(int value) { return bits_as<float>(value); }
 inline float __uint_as_float(unsigned value) { return bits_as<float>(value); }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-inline unsigned char dynamic_memory[256 << 10];
+alignas(1024) inline thread_local unsigned char dynamic_memory[256 << 10];
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   return static_cast<const unsigned char*>(pointer) - dynamic_memory;
 }

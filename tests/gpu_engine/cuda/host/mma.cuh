@@ -10,9 +10,9 @@ struct Copy {
   const void* source;
   bool valid;
 };
-inline bool late_copies = false;             // they land when they are waited for, else at once
-inline std::vector<Copy> open_copies[1024];  // of each thread
-inline std::deque<std::vector<Copy>> copy_groups[1024];
+inline bool late_copies = false;                          // they land when they are waited for, else at once
+inline thread_local std::vector<Copy> open_copies[1024];  // of each thread
+inline thread_local std::deque<std::vector<Copy>> copy_groups[1024];
 
 inline void land(const Copy& copy) {
   if (copy.valid)
@@ -76,6 +76,12 @@ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     d[i] += sum;
   }
   warp.barrier.wait();
+}
+
+inline void mma_low(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
+  float both[4] = {d[0], d[1], 0, 0};
+  mma(both, a0, 0, a2, 0, b0, b1);
+  d[0] = both[0], d[1] = both[1];
 }
 
 }  // namespace blink

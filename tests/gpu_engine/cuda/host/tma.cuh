@@ -55,7 +55,7 @@ struct BoxCopy {
   }
 };
 inline bool late_boxes = false;
-inline std::deque<BoxCopy> open_boxes;
+inline thread_local std::deque<BoxCopy> open_boxes;
 
 inline void CopyBarrier::wait(u32 parity) {
   while (phase == parity) {
@@ -78,5 +78,6 @@ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 
 
 inline void prefetch_map(const TensorMap&) {}
 inline void fence_barrier_init() {}
+inline void fence_async_proxy_global() {}
 
 }  // namespace blink

@@ -11,6 +11,10 @@ inline u64 operand(u32 address, u32 group) {
 }
 inline void begin_products() {}
 inline void commit_products() {}
+template <u32 kRegisters>
+void grab_registers() {}
+template <u32 kRegisters>
+void yield_registers() {}
 template <u32 kPending>
 void wait_products() {}
 template <u32 kPending, u32 kCount>

@@ -1,0 +1,275 @@
+// A whole step of few decoding rows in one launch: norms, products, rotary embedding, attention, logits.
+//
+// A step of separate kernels leaves memory idle at every boundary: the last blocks end, the next kernel begins, its
+// first copies travel. Here one block on each multiprocessor stays for the whole step and its weights are one stream
+// (weight_stream.cuh); blocks wait for each other by counters (grid_progress.cuh). For steps in which every row is one
+// token, at most kTokens of them.
+//
+// Each phase waits for the whole one before it, seven a layer: norm, QKV, attention, output, norm, gate-up with SwiGLU,
+// down; then the last norm and the logits. Bits are those of the separate kernels. Bound by memory: 2 bytes a weight.
+//
+#pragma once
+
+#include "attention_decode.cuh"
+#include "rms_norm.cuh"
+#include "rotary.cuh"
+#include "weight_stream.cuh"
+
+namespace blink {
+
+enum Part : u32 { kQkv, kOutput, kGateUp, kDown, kParts, kHead = kParts };  // the products
+
+// fused_decode.py has these in the same order.
+struct FusedLayer {
+  TensorMap weights[kParts];
+  const bf16 *attention_norm, *feed_norm, *query_norm, *key_norm;  // the last two null where the model has none
+  bf16* pages;
+};
+
+struct FusedModel {
+  TensorMap inputs[kParts + 1], head;
+  Product products[kParts + 1];
+  const FusedLayer* layers;
+  const bf16* last_norm;
+  const float2* turns;  // [context, kHalf]
+  u32* progress;        // [kParts layers + 1, 2]
+  float* residual;      // [rows, kHidden]
+  bf16 *normed, *fused, *attended, *delta, *activated, *last;
+  float* logits;
+  u32 layer_count;
+  float eps, scale;
+};
+
+// A product with what comes before it; a step is a walk over all of them.
+struct Turn {
+  const FusedModel& model;
+  u32 index = 0;
+
+  __device__ u32 layer() const { return index / kParts; }
+  __device__ bool is_head() const { return layer() == model.layer_count; }
+  __device__ u32 part() const { return is_head() ? kHead : index % kParts; }
+  __device__ bool valid() const { return index <= model.layer_count * kParts; }
+  __device__ const Product& product() const { return model.products[part()]; }
+  __device__ const FusedLayer& weights() const { return model.layers[layer()]; }
+  __device__ u32* input() const { return model.progress + 2 * index; }  // reported by who makes the product's input
+  __device__ u32* result() const { return input() + 1; }                // and by the product's blocks
+};
+
+struct FusedShared {
+  StreamBarriers barriers;
+  DecodeShared decode;
+  alignas(16) bf16 query[kGroup * kHeadDim];
+  u32 first_split[kTokens + 1];  // of each row, among all
+};
+
+inline constexpr u32 kSharedBytes = 226 << 10;  // of 227 KiB; a little is static
+inline constexpr u32 kHeadBytes = (sizeof(FusedShared) + 1023) / 1024 * 1024;
+inline constexpr u32 kSlots = (kSharedBytes - kHeadBytes) / kSlotBytes;
+static_assert(kSlots >= 3 && kSlots <= kMostSlots);
+
+inline constexpr u32 kFusedSharedBytes = kHeadBytes + kSlots * kSlotBytes;
+
+inline constexpr u32 kConsumersMeet = 1;  // hardware barrier; warpgroup.cuh has the others
+
+struct ConsumersMeet {
+  __device__ void operator()() const { wait_at(kConsumersMeet, kConsumerThreads); }
+};
+
+__device__ inline void stream_weights(const FusedModel& model, const WeightRing& ring) {
+  Slot at;
+  for (Turn turn{model}; turn.valid(); ++turn.index) {
+    const u32 part = turn.part();
+    const TensorMap& weight = part == kHead ? model.head : turn.weights().weights[part];
+    ring.copy_weights(turn.product(), weight, part == kGateUp, at);
+  }
+}
+
+__device__ inline void stream_activations(const FusedModel& model, const WeightRing& ring, u32 rows, u32 splits,
+                                          u32 samples) {
+  Slot at;
+  for (Turn turn{model}; turn.valid(); ++turn.index) {
+    switch (turn.part()) {
+      case kOutput:
+        wait_for_phase(turn.input(), splits);
+        break;
+      case kDown:
+        wait_for_phase(turn.input() - 1, model.products[kGateUp].blocks());
+        break;  // gate-up's result
+      case kHead:
+        wait_for_phase(turn.input(), samples);
+        break;
+      default:
+        wait_for_phase(turn.input(), rows);
+    }
+    fence_async_proxy_global();
+    ring.copy_activations(turn.product(), model.inputs[turn.part()], at);
+  }
+}
+
+// The block's first two warpgroups. A phase is waited for by one thread, whom the others meet at a barrier.
+struct Consumers {
+  const Step& step;
+  const WorkList& work;
+  const FusedModel& model;
+  FusedShared& shared;
+  u32 rows, splits;  // splits of all rows and KV heads
+  ConsumersMeet meet = {};
+
+  __device__ void run(const WeightRing& ring) const {
+    Slot at;
+    for (Turn turn{model}; turn.valid(); ++turn.index) {
+      make_input(turn);
+      const Product& product = turn.product();
+      if (product.first_tile() == product.tiles) continue;
+      const u32 part = turn.part();
+      const Problem problem{part == kHead ? step.counts->samples : rows, product.outputs};
+      ring.multiply(product, at, [&](const Sums& sums, u32 row) {
+        switch (part) {
+          case kGateUp:
+            Swiglu{model.activated}.write(sums, problem, row);
+            break;
+          case kHead:
+            Logits{model.logits}.write(sums, problem, row);
+            break;
+          default:
+            Store{part == kQkv ? model.fused : model.delta}.write(sums, problem, row);
+        }
+      });
+      report(turn.result());
+    }
+  }
+
+ private:
+  __device__ void make_input(const Turn& turn) const {
+    switch (turn.part()) {
+      case kQkv:
+        norm_rows(turn, turn.weights().attention_norm);
+        break;
+      case kOutput:
+        attend(turn);
+        break;
+      case kGateUp:
+        norm_rows(turn, turn.weights().feed_norm);
+        break;
+      case kHead:
+        norm_samples(turn);
+    }
+  }
+
+  // What this block's consumers wrote is done, and other blocks may copy it.
+  __device__ void report(u32* phase) const {
+    fence_async_proxy_global();
+    meet();
+    if (threadIdx.x == 0) report_phase(phase);
+  }
+
+  // Once the product before has left what is to be added to the residual stream.
+  __device__ void wait_for_delta(const Turn& turn) const {
+    const u32 before = turn.index % kParts == kQkv ? kDown : kOutput;
+    if (threadIdx.x == 0) wait_for_phase(turn.result() - 2, model.products[before].blocks());
+    meet();
+  }
+
+  // A row is always the same block's, so its residual stream stays in one place.
+  __device__ void norm_rows(const Turn& turn, const bf16* weight) const {
+    if (blockIdx.x < rows && turn.index > 0) wait_for_delta(turn);
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+      const u32 at = row * kHidden;
+      if (turn.index == 0) {
+        normalize<false>(model.residual + at, Nothing{}, weight, model.normed + at, model.eps, meet);
+      } else {
+        normalize<true>(model.residual + at, Loaded{model.delta + at}, weight, model.normed + at, model.eps, meet);
+      }
+      report(turn.input());
+    }
+  }
+
+  __device__ void norm_samples(const Turn& turn) const {
+    const u32 samples = step.counts->samples;
+    if (blockIdx.x < samples) wait_for_delta(turn);
+    for (u32 sample = blockIdx.x; sample < samples; sample += gridDim.x) {
+      const u32 from = step.sample_row[sample] * kHidden, to = sample * kHidden;
+      const Loaded delta{model.delta + from};
+      normalize<false>(model.residual + from, delta, model.last_norm, model.last + to, model.eps, meet);
+      report(turn.input());
+    }
+  }
+
+  // By one warpgroup; the other one goes on to the product's weights.
+  __device__ void attend(const Turn& turn) const {
+    if (threadIdx.x >= kWarpgroup || blockIdx.x >= splits) return;
+    if (threadIdx.x == 0) wait_for_phase(turn.result() - 2, model.products[kQkv].blocks());
+    synchronize_warpgroup();
+    const FusedLayer& layer = turn.weights();
+    for (u32 i = blockIdx.x; i < splits; i += gridDim.x) {
+      const WorkItem item = split_of(i / kKvHeads);
+      const u32 kv_head = i % kKvHeads;
+      rotate(layer, item, kv_head);
+      synchronize_warpgroup();
+      decode_split(shared.decode, step, work, item, kv_head, shared.query, layer.pages, model.attended, model.scale);
+      fence_async_proxy_global();
+      synchronize_warpgroup();
+      if (threadIdx.x == 0) report_phase(turn.input());
+    }
+  }
+
+  __device__ WorkItem split_of(u32 index) const {
+    u32 row = 0;
+    while (shared.first_split[row + 1] <= index) ++row;
+    const u32 length = step.kv_length[row], first = shared.first_split[row], split = index - first;
+    return {row, static_cast<u32>(step.sequence[row]), row, 1, length, split * split_keys(length), first, split};
+  }
+
+  // The split's queries into shared memory; the token's key and value, which its last split reads, into their page.
+  __device__ void rotate(const FusedLayer& layer, const WorkItem& item, u32 kv_head) const {
+    const u32 position = item.kv_length - 1;
+    const bool last = item.first + split_keys(item.kv_length) > position;
+    const bf16* fused = model.fused + item.token * kQkvWidth;
+    const float2* turns = model.turns + static_cast<u64>(position) * kHalf;
+    const u32 job = threadIdx.x % kJobs;
+    for (u32 head = threadIdx.x / kJobs; head < kGroup + (last ? 2 : 0); head += kWarpgroup / kJobs) {
+      if (head < kGroup) {
+        const bf16* source = fused + (kv_head * kGroup + head) * kHeadDim;
+        rotate_head(source, shared.query + head * kHeadDim, job, layer.query_norm, turns, model.eps);
+        continue;
+      }
+      const i32* line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
+      bf16* key = layer.pages + page_offset(line[position / kPageSize], kv_head) + position % kPageSize * kHeadDim;
+      const bf16* source = fused + (kHeads + kv_head) * kHeadDim;
+      if (head == kGroup) {
+        rotate_head(source, key, job, layer.key_norm, turns, model.eps);
+      } else {
+        copy_head(source + kKvHeads * kHeadDim, key + kPageValues, job);
+      }
+    }
+  }
+};
+
+// By all threads of a launch's blocks; `memory` has kFusedSharedBytes at a multiple of 1,024.
+__device__ inline void fused_step(unsigned char* memory, const Step& step, const WorkList& work,
+                                  const FusedModel& model) {
+  FusedShared& shared = *reinterpret_cast<FusedShared*>(memory);
+  const WeightRing ring{shared.barriers, memory + kHeadBytes, kSlots};
+  const u32 rows = step.counts->rows, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+  if (rows == 0) return;
+  if (threadIdx.x == 0) {
+    ring.init();
+    shared.first_split[0] = 0;
+    for (u32 row = 0; row < rows; ++row) {
+      shared.first_split[row + 1] = shared.first_split[row] + split_count(step.kv_length[row]);
+    }
+  }
+  __syncthreads();
+  const u32 splits = shared.first_split[rows] * kKvHeads;
+  if (warp < kConsumerThreads / 32) {
+    grab_registers<kConsumerRegisters>();
+    Consumers{step, work, model, shared, rows, splits}.run(ring);
+    return;
+  }
+  yield_registers<kFillerRegisters>();
+  if (threadIdx.x % 32 != 0) return;
+  if (warp == kWeightWarp) stream_weights(model, ring);
+  if (warp == kActivationWarp) stream_activations(model, ring, rows, splits, step.counts->samples);
+}
+
+}  // namespace blink
