@@ -15,6 +15,7 @@ from services.gpu_engine.cuda import compiler, fp8_products, skinny_gemm, skinny
 from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.fused_decode import WIDTHS as FUSED_WIDTHS
 from services.gpu_engine.cuda.kernels import SOURCES
 from services.gpu_engine.cuda.mixture import MIXTURE_SOURCES
 from services.gpu_engine.models.config import MixtureConfig
@@ -102,8 +103,16 @@ def test_what_holds_the_device_while_products_are_chosen_compiles() -> None:
     build(GEOMETRIES["SmolLM2-135M"], ["hold.cu"])
 
 
+@pytest.mark.parametrize("width", FUSED_WIDTHS)
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "Llama-3-8B"])
+def test_the_fused_step_compiles_for_hopper(name: str, width: int) -> None:
+    geometry = GEOMETRIES[name]
+    cubin = Compiler("sm_90a").build(("fused_decode.cu",), geometry.defines() | {"BLINK_SKINNY_TOKENS": width})
+    assert cubin.startswith(b"\x7fELF")
+
+
 def test_no_kernel_is_left_out() -> None:
-    others = {"dequantize_fp8.cu", "hold.cu", "sampling.cu", "skinny_fp8.cu", "skinny_gemm.cu"}
+    others = {"dequantize_fp8.cu", "fused_decode.cu", "hold.cu", "sampling.cu", "skinny_fp8.cu", "skinny_gemm.cu"}
     assert {*SOURCES, *MIXTURE_SOURCES, *others} == {path.name for path in KERNELS.glob("*.cu")}
 
 

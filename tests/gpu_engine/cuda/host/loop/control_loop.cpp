@@ -106,7 +106,7 @@ int main(int, char** arguments) {
   });
   const StepGraph graphs[] = {{{1, 2}, 1}, {{3, 4}, 12}};
   do {
-    run_block([&] { control_loop(loop.get(), graphs, 2, nullptr); });
+    run_block([&] { control_loop(loop.get(), {graphs, 2, 0}, nullptr); });
   } while (launched_again.exchange(false));
   ended.store(true);
   gateway.join();
