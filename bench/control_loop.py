@@ -104,6 +104,7 @@ def bench_engine(
         max_running=rows,
         max_batched_tokens=budget,
         prefix_cache=prefix_cache,
+        share_decoded=False,
         **settings,
     ) as engine:
         yield engine

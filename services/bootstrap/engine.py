@@ -66,7 +66,8 @@ def build_engine(
         max_waiting=settings.max_waiting,
         lease_timeout_ms=settings.lease_timeout_ms,
         priority_boost=settings.priority_boost,
-        prefix_cache=settings.prefix_cache,
+        prefix_cache=settings.prefix_cache != "off",
+        share_decoded=settings.prefix_cache == "all",
     )
     if settings.engine == "cuda":
         from services.gpu_engine.cuda.assemble import assemble  # noqa: PLC0415 (an optional extra)

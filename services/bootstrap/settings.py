@@ -61,7 +61,10 @@ class BootstrapSettings(RingAccessSettings):
     )
     max_waiting: int = Field(256, ge=1, le=1 << 20, description="requests queued; more are refused")
     priority_boost: int = Field(32, ge=0, le=1 << 16, description="requests of its lane that one priority may overtake")
-    prefix_cache: bool = Field(True, description="keep KV pages and share them among requests that begin alike")
+    prefix_cache: Literal["exact", "all", "off"] = Field(
+        "exact",
+        description="share KV pages among requests that begin alike; all: also what the engine would round otherwise",
+    )
     threads: int = Field(0, ge=0, le=1024, description="of the cpu engine; 0: the CPUs that this process may use")
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="for running requests to finish after SIGTERM")
 

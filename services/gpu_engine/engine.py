@@ -30,6 +30,7 @@ class SchedulerSettings(TypedDict):
     priority_boost: int
     lease_us: int
     prefix_cache: bool
+    share_decoded: bool
     eos_token_ids: Sequence[int]
 
 
@@ -47,6 +48,8 @@ class EngineLimits:
         lease_timeout_ms: a lane whose gateway is silent for longer is reclaimed.
         priority_boost: requests of its own lane that one level of priority lets a request overtake.
         prefix_cache: whether KV pages are kept after their requests and found by requests that begin alike.
+        share_decoded: whether pages of generated tokens are, though the engine may compute them with other last bits
+            than a prompt's.
     """
 
     context: int
@@ -58,8 +61,11 @@ class EngineLimits:
     lease_timeout_ms: int
     priority_boost: int = 32
     prefix_cache: bool = False
+    share_decoded: bool = False
 
-    def scheduler_settings(self, eos_token_ids: Sequence[int]) -> SchedulerSettings:
+    def scheduler_settings(self, eos_token_ids: Sequence[int], *, decodes_exactly: bool) -> SchedulerSettings:
+        """``decodes_exactly`` is the engine's word that a token's keys and values have the same bits whether they were
+        computed alone or in a longer chunk."""
         return {
             "page_size": self.page_size,
             "page_count": self.kv_pages,
@@ -69,6 +75,7 @@ class EngineLimits:
             "priority_boost": self.priority_boost,
             "lease_us": self.lease_timeout_ms * 1000,
             "prefix_cache": self.prefix_cache,
+            "share_decoded": self.share_decoded or decodes_exactly,
             "eos_token_ids": eos_token_ids,
         }
 

@@ -23,6 +23,7 @@ def test_the_default_arena_is_bounded_but_always_holds_two_requests() -> None:
         ("--instance=A b", "instance is 'A b', must be 1 to 32"),
         ("--engine=tpu", "engine is 'tpu', should be 'cpu' or 'cuda'"),
         ("--scheduler=dpu", "scheduler is 'dpu', should be 'gpu' or 'host'"),
+        ("--prefix-cache=true", "prefix_cache is 'true', should be 'exact', 'all' or 'off'"),
         ("--lanes=0", "lanes is '0', should be greater than or equal to 1"),
         ("--slots-per-lane=4096", "log_entries is 16384, must be 16405"),
         ("--rdma-mtu=1500", "rdma_mtu is 1500, must be 0 or one of 256, 512, 1024, 2048, 4096"),

@@ -200,11 +200,14 @@ def serving(
     threads: int = THREADS,
     trace: bool = False,
     prefix_cache: bool = False,
+    share_decoded: bool = False,
     **settings: int,
 ) -> Iterator[Serving]:
     """An engine that is READY; stopped at the end."""
     sizes = {"page_size": 4, "page_count": 64, "max_running": 8, "max_batched_tokens": 16, "priority_boost": 4}
-    config = LoopConfig(**{**sizes, **settings}, prefix_cache=prefix_cache, eos_token_ids=[EOS])
+    config = LoopConfig(
+        **{**sizes, **settings}, prefix_cache=prefix_cache, share_decoded=share_decoded, eos_token_ids=[EOS]
+    )
     info = RingInfo(RingGeometry(lanes, slots, arena_bytes, log_entries), bytes(32), vocabulary, max_context)
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,

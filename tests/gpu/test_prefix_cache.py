@@ -107,3 +107,29 @@ def test_a_model_says_the_same_with_hits_and_without(smollm2: Checkpoint) -> Non
             assert [stream.tokens for stream in streams] == computed
             pages = [(len(prompt) - 2) // PAGE_SIZE if attempt else 0 for prompt in prompts]
             assert [stream.cached_tokens for stream in streams] == [PAGE_SIZE * count for count in pages]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("share_decoded", [False, True])
+def test_conversations_find_their_prompts_and_their_answers_only_where_asked_for(
+    smollm2: Checkpoint, share_decoded: bool
+) -> None:
+    """Turns of conversations; each turn's prompt holds what was said before, of the uncached run."""
+    turns = [[*golden["prompt"]] for golden in CHOSEN if len(golden["prompt"]) > PAGE_SIZE + 1]
+    prompts, answers = [], []
+    with serving_model(smollm2, limits(context=1024)) as client:
+        for _ in range(3):
+            streams = [client.submit(turn, GENERATED) for turn in turns]
+            client.finish()
+            prompts.append(turns)
+            answers.append([stream.tokens for stream in streams])
+            turns = [[*turn, *stream.tokens, *turn[:7]] for turn, stream in zip(turns, streams, strict=True)]
+    with serving_model(smollm2, limits(context=1024, prefix_cache=True, share_decoded=share_decoded)) as client:
+        for turn in range(2 if share_decoded else 3):
+            streams = [client.submit(prompt, GENERATED) for prompt in prompts[turn]]
+            client.finish()
+            known = [len(prompt) + (GENERATED - 1 if share_decoded else 0) for prompt in prompts[turn - 1]]
+            cached = [count // PAGE_SIZE * PAGE_SIZE if turn else 0 for count in known]
+            assert [stream.cached_tokens for stream in streams] == cached
+            if not share_decoded:  # else another token may come where two are as good as equal
+                assert [stream.tokens for stream in streams] == answers[turn]

@@ -22,7 +22,9 @@ CLEAR_MARGIN = 0.5  # of float32 logits; bf16 products move them by less
 
 def limits(*, prefix_cache: bool = False, **changes: int) -> EngineLimits:
     sizes = {"page_size": 16, "kv_pages": 2048, "max_running": 16, "max_batched_tokens": 256, "context": 2048}
-    return EngineLimits(**(sizes | changes), prefix_cache=prefix_cache, max_waiting=64, lease_timeout_ms=10_000)
+    return EngineLimits(
+        **(sizes | changes), prefix_cache=prefix_cache, share_decoded=False, max_waiting=64, lease_timeout_ms=10_000
+    )
 
 
 @pytest.fixture(scope="module")

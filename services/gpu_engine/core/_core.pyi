@@ -32,6 +32,7 @@ class SchedulerConfig:
         priority_boost: int = 32,
         lease_us: int = 5_000_000,
         prefix_cache: bool = False,
+        share_decoded: bool = False,
         eos_token_ids: Sequence[int] = (),
     ) -> None: ...
     @property
@@ -57,6 +58,9 @@ class SchedulerConfig:
     @property
     def prefix_cache(self) -> bool:
         """Whether pages are kept after their requests and found by requests that begin alike."""
+    @property
+    def share_decoded(self) -> bool:
+        """Whether pages with tokens that rows of one token computed, and those after them, are found as well."""
     @property
     def eos_token_ids(self) -> list[int]: ...
 
@@ -187,8 +191,11 @@ class Scheduler:
     def page_owners(self) -> list[int]:
         """[page_count]: -1 for a free or idle page, lane * slots_per_lane + slot of its owner or of one that shares it;
         -2 if it is lost, held twice though not cached, or its references are miscounted."""
-    def cached_prefixes(self) -> list[list[int]]:
-        """For each cached page all tokens from its sequence's first to its own last."""
+    def cached_prefixes(self) -> list[tuple[int, list[int]]]:
+        """Each cached page, with all tokens from its sequence's first to its own last."""
+    @property
+    def prefix_searches(self) -> int:
+        """How often the prefix cache was asked for a waiting request's prompt."""
     def set_prefix_key_mask(self, mask: int) -> None:
         """For tests, after ``start``: few bits make different tokens have the same key in the prefix cache."""
     @property

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -23,9 +24,11 @@ template <class T, int Dimensions>
 using Result = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
 Config make_config(u32 page_size, u32 page_count, u32 max_running, u32 max_batched_tokens, u32 max_waiting,
-                   u32 priority_boost, u64 lease_us, bool prefix_cache, const std::vector<u32>& eos_token_ids) {
-  Config config{page_size,    page_count, max_running, max_batched_tokens, max_waiting, priority_boost, lease_us,
-                prefix_cache, 0,          {}};
+                   u32 priority_boost, u64 lease_us, bool prefix_cache, bool share_decoded,
+                   const std::vector<u32>& eos_token_ids) {
+  Config config{
+      page_size,     page_count, max_running, max_batched_tokens, max_waiting, priority_boost, lease_us, prefix_cache,
+      share_decoded, 0,          {}};
   require("number of eos_token_ids", eos_token_ids.size(), 0, kMaxEosTokens);
   for (const u32 token : eos_token_ids) config.eos[config.eos_count++] = token;
   check(config);
@@ -168,11 +171,11 @@ class Scheduler {
     return owners;
   }
 
-  // Tokens of the sequence whose last page each cached page is, first those of its parents; for tests.
-  std::vector<std::vector<u32>> cached_prefixes() const {
+  // For each cached page the tokens of the sequence whose last page it is, first those of its parents; for tests.
+  std::vector<std::pair<u32, std::vector<u32>>> cached_prefixes() const {
     const State& state = host.state();
     const PrefixIndex& index = state.prefixes;
-    std::vector<std::vector<u32>> prefixes;
+    std::vector<std::pair<u32, std::vector<u32>>> prefixes;
     for (u32 bucket = 0; bucket < index.bucket_count; ++bucket) {
       for (u32 page = index.buckets[bucket]; page != kNone; page = index.pages[page].next) {
         std::vector<u32> tokens;
@@ -180,7 +183,7 @@ class Scheduler {
           const u32* first = index.tokens + u64{part} * state.config.page_size;
           tokens.insert(tokens.begin(), first, first + state.config.page_size);
         }
-        prefixes.push_back(std::move(tokens));
+        prefixes.emplace_back(page, std::move(tokens));
       }
     }
     return prefixes;
@@ -211,12 +214,13 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](Config* self, u32 page_size, u32 page_count, u32 max_running, u32 max_batched_tokens, u32 max_waiting,
-             u32 priority_boost, u64 lease_us, bool prefix_cache, const std::vector<u32>& eos_token_ids) {
+             u32 priority_boost, u64 lease_us, bool prefix_cache, bool share_decoded,
+             const std::vector<u32>& eos_token_ids) {
             new (self) Config(make_config(page_size, page_count, max_running, max_batched_tokens, max_waiting,
-                                          priority_boost, lease_us, prefix_cache, eos_token_ids));
+                                          priority_boost, lease_us, prefix_cache, share_decoded, eos_token_ids));
           },
           nb::kw_only(), "page_size"_a, "page_count"_a, "max_running"_a, "max_batched_tokens"_a, "max_waiting"_a = 1024,
-          "priority_boost"_a = 32, "lease_us"_a = 5'000'000, "prefix_cache"_a = false,
+          "priority_boost"_a = 32, "lease_us"_a = 5'000'000, "prefix_cache"_a = false, "share_decoded"_a = false,
           "eos_token_ids"_a = std::vector<u32>())
       .def_ro("page_size", &Config::page_size)
       .def_ro("page_count", &Config::page_count)
@@ -226,6 +230,7 @@ NB_MODULE(_core, module) {
       .def_ro("priority_boost", &Config::priority_boost)
       .def_ro("lease_us", &Config::lease_us)
       .def_prop_ro("prefix_cache", [](const Config& config) { return config.prefix_cache != 0; })
+      .def_prop_ro("share_decoded", [](const Config& config) { return config.share_decoded != 0; })
       .def_prop_ro("eos_token_ids",
                    [](const Config& config) { return std::vector<u32>(config.eos, config.eos + config.eos_count); });
 
@@ -285,6 +290,7 @@ NB_MODULE(_core, module) {
                    [](const Scheduler& s) { return audit(s.host.state()).promised_log_entries; })
       .def("page_owners", &Scheduler::page_owners)
       .def("cached_prefixes", &Scheduler::cached_prefixes)
+      .def_prop_ro("prefix_searches", [](const Scheduler& s) { return s.host.state().prefixes.searches; })
       .def(
           "set_prefix_key_mask", [](Scheduler& s, u64 mask) { s.host.state().prefixes.key_mask = mask; }, "mask"_a)
       .def_prop_ro("memory", &Scheduler::memory)

@@ -62,6 +62,7 @@ BLINK_FN AbsorbedRow absorb_row(State& state, const StepResult& result, u32 row,
       request.counted = counted;
     }
   }
+  if (progress.planned > 1 && request.chunked == progress.computed) request.chunked += progress.planned;
   progress.computed += progress.planned;
   progress.planned = 0;
   if (sampled) {

@@ -49,6 +49,7 @@ inline void check(const Config& config) {
   require("priority_boost", config.priority_boost, 0, 1 << 20);
   require("lease_us", config.lease_us, 1, u64{1} << 60);
   require("prefix_cache", config.prefix_cache, 0, 1);
+  require("share_decoded", config.share_decoded, 0, 1);
   require("number of eos_token_ids", config.eos_count, 0, kMaxEosTokens);
 }
 

@@ -54,6 +54,7 @@ BLINK_FN void fill_request(State& state, const ring::Descriptor& d, u32 lane, u6
   request.line = kNone;
   request.pages = 0;
   request.cached = 0;
+  request.chunked = 0;
   request.shares =
       state.config.prefix_cache != 0 && (d.flags & static_cast<u32>(ring::DescriptorFlag::kNoPrefixCache)) == 0;
   request.salt = {{d.cache_salt[0], d.cache_salt[1]}};

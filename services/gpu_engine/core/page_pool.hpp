@@ -110,6 +110,7 @@ BLINK_RARE_FN void reclaim(Context& context, State& state, u32 wanted) {
     state.idle.count -= taken;
     state.idle.length -= passed;
     state.idle.begin = begin;
+    state.prefixes.looked_for = 0;
   });
 }
 

@@ -18,7 +18,9 @@ BLINK_RARE_FN void admit(Context& context, State& state, u32 index, u32 cached) 
     request.pages = pages;
     request.cached = cached;
     if (cached != 0) request.chain = state.prefixes.chain[cached - 1];
+    state.prefixes.looked_for = 0;
     request.computed = cached * state.config.page_size;
+    request.chunked = request.computed;
     request.counted = larger(request.counted, found);
     request.phase = static_cast<u8>(ring::SlotPhase::kRunning);
     state.virtual_round =
@@ -71,6 +73,7 @@ BLINK_RARE_FN u32 evict(Context& context, State& state, u32 place) {
     state.free_lines[state.free_line_count++] = request.line;
     request.line = kNone;
     request.computed = 0;
+    request.chunked = 0;
     request.phase = static_cast<u8>(ring::SlotPhase::kWaiting);
     --lane.running;
     ++lane.waiting;

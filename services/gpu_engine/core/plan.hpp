@@ -79,16 +79,26 @@ struct PrefillRows {
   u32 tokens;
 };
 
+// How many of `wanted` tokens, two or more, a chunk has where the step has room for `room`. Never one, and never all
+// but one, which would be one later: a row of one token may be computed with other last bits than a longer one, and how
+// a prompt is cut must not show. Only a budget of one or two tokens leaves no choice.
+BLINK_FN u32 chunk_of(const State& state, u32 wanted, u32 room) {
+  if (wanted <= room) return wanted;
+  const u32 tokens = wanted - room == 1 ? room - 1 : room;
+  if (tokens > 1) return tokens;
+  return room == state.config.max_batched_tokens ? room : 0;
+}
+
 // Shares what is left of the budget among the requests that have more than one token to go.
 template <class Context>
 BLINK_RARE_FN PrefillRows choose_prefill_rows(Context& context, State& state, u32 decode_rows) {
   const u32 budget = state.config.max_batched_tokens - decode_rows;
   if (budget == 0) return {0, 0};
   Step& step = state.step;
-  u64 rows = 0;
+  u64 chosen = 0;  // high half: rows; low half: their tokens
   u32 index = 0;
   u64 choice = 0;  // high half: 1 for a prefill row; low half: its tokens
-  const u64 total = scan(
+  scan(
       context, state.running.count,
       [&](u32 i) -> u64 {
         index = state.running.items[i];
@@ -100,14 +110,16 @@ BLINK_RARE_FN PrefillRows choose_prefill_rows(Context& context, State& state, u3
       [&](u32, u64 before) {
         const u32 first = static_cast<u32>(before);
         if (choice == 0 || first >= budget) return;
+        const u32 tokens = chunk_of(state, static_cast<u32>(choice), budget - first);
+        if (tokens == 0) return;
         const u64 row = decode_rows + (before >> 32);
-        Request& request = state.requests[index];
-        request.planned = smaller(static_cast<u32>(choice), budget - first);
+        state.requests[index].planned = tokens;
         step.request[row] = index;
         step.row_start[row] = static_cast<i32>(decode_rows + first);
-        ++rows;
+        chosen += u64{1} << 32 | tokens;
       });
-  return {static_cast<u32>(sum(context, rows)), smaller(static_cast<u32>(total), budget)};
+  chosen = sum(context, chosen);
+  return {static_cast<u32>(chosen >> 32), static_cast<u32>(chosen)};
 }
 
 // Row and sample of the same number: only the last row of a step can be one that is not sampled.

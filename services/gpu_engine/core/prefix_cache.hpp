@@ -43,7 +43,15 @@ BLINK_RARE_FN u32 match_pages(Context& context, State& state, const Request& req
 template <class Context>
 BLINK_FN u32 find_prefix(Context& context, State& state, const Request& request) {
   if (!request.shares || request.known < state.config.page_size + 2) return 0;
-  return match_pages(context, state, request, 0, (request.known - 2) / state.config.page_size);
+  PrefixIndex& index = state.prefixes;
+  if (index.looked_for == request.arrival + 1) return index.hit;  // it waits for pages, and is asked for in every plan
+  const u32 hit = match_pages(context, state, request, 0, (request.known - 2) / state.config.page_size);
+  leader(context, [&] {
+    index.looked_for = request.arrival + 1;
+    index.hit = hit;
+    ++index.searches;
+  });
+  return hit;
 }
 
 // Puts the pages [from, to) that were found into the request's page table.
@@ -65,13 +73,20 @@ BLINK_RARE_FN void adopt_pages(Context& context, State& state, const Request& re
   leader(context, [&] { state.idle.count -= static_cast<u32>(woken); });
 }
 
+// Of the request's computed tokens, the first ones: those whose keys and values are what a prefill of the same tokens
+// computes, to the bit. From the first token on that a row of one token has computed they are not, unless the engine's
+// rows of one token and of more sum in the same order: it has other last bits, and all that follow have read them.
+BLINK_FN u32 shareable(const State& state, const Request& request) {
+  return state.config.share_decoded ? request.computed : request.chunked;
+}
+
 // Lets others find the request's full pages whose tokens are all in the KV cache. Where others have cached the same
 // ones meanwhile, theirs take the place of its own, so the parent of a page with references always has some too.
 template <class Context>
 BLINK_RARE_FN void publish_pages(Context& context, State& state, Request& request) {
   const PrefixIndex& index = state.prefixes;
   const u32 page_size = state.config.page_size;
-  const u32 from = request.cached, full = request.computed / page_size;
+  const u32 from = request.cached, full = shareable(state, request) / page_size;
   if (!request.shares || full <= from) return;
   const u32 own = match_pages(context, state, request, from, full);
   // Other tokens of the same key are in the way: what follows stays private.
@@ -100,6 +115,7 @@ BLINK_RARE_FN void publish_pages(Context& context, State& state, Request& reques
     state.free_page_count += own - from;
     request.cached = to;
     if (to != 0) request.chain = index.chain[to - 1];
+    state.prefixes.looked_for = 0;
   });
 }
 
@@ -110,7 +126,7 @@ BLINK_RARE_FN void publish_prompts(Context& context, State& state, u32 rows) {
   for (u32 row = 0; row < rows; ++row) {
     row = find_first(context, row, rows, [&](u32 i) {
       const Request& request = of_row(i);
-      const u32 computed = smaller(request.computed, request.prompt_tokens);
+      const u32 computed = smaller(shareable(state, request), request.prompt_tokens);
       return request.shares && request.cached < computed / state.config.page_size;
     });
     if (row == kNone) return;

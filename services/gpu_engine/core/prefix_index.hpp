@@ -36,6 +36,11 @@ struct PrefixIndex {
   // Of the request that was looked at last, for each of its pages.
   u32* found;  // [pages_per_sequence] the page that has its key, or kNone
   u64* chain;  // [pages_per_sequence] what the key is made of: sums over the pages up to here
+
+  // That request if it waits, its arrival plus one; 0 when it no longer does, or the index has changed since.
+  u64 looked_for;
+  u32 hit;       // how many of its first pages are cached
+  u64 searches;  // for waiting requests; tests read it
 };
 
 // splitmix64's output function.

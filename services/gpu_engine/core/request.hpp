@@ -76,7 +76,8 @@ struct alignas(64) Request : Progress, Bounds, Origin {
   i32 priority;
   u64 chain;             // of its cached pages (prefix_index.hpp)
   u32 cached;            // how many of its first pages are
-  u32 shares;            // 1: its prefix is looked for, and found by others
+  u32 shares : 1;        // its prefix is looked for, and found by others
+  u32 chunked : 31;      // computed tokens before the first that a row of one token computed
   RowSampling sampling;  // template of its rows; `suppress` holds all its end tokens
   CacheSalt salt;
 };

@@ -58,6 +58,7 @@ BLINK_RARE_FN void start(Context& context, State& state, u64 epoch, u64 first_po
     state.free_page_count = config.page_count;
     state.prefixes.seed = mixed(epoch);
     state.prefixes.key_mask = ~u64{0};
+    state.prefixes.looked_for = state.prefixes.searches = 0;
     state.idle.begin = state.idle.length = state.idle.count = 0;
     state.free_line_count = config.max_running;
     state.step.tokens = state.step.rows = state.step.samples = state.step.in_flight = 0;

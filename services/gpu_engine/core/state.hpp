@@ -16,6 +16,7 @@ struct Config {
   u32 priority_boost;      // rounds that one priority is worth
   u64 lease_us;            // a lane whose lease is not renewed for this long is reclaimed
   u32 prefix_cache;        // 1: pages are kept after their requests and found by those that begin alike
+  u32 share_decoded;       // 1: so are pages with tokens that rows of one token computed
   u32 eos_count;
   u32 eos[kMaxEosTokens];  // the model's own end tokens
 };

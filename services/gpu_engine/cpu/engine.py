@@ -60,7 +60,8 @@ class CpuEngine(Engine):
         for name, value in (("page_size", limits.page_size), ("the model's head_dim", config.head_dim)):
             if value % LANES:
                 raise EngineError(f"{name} is {value}, the cpu engine needs a multiple of {LANES}")
-        self._scheduler = Scheduler(region, SchedulerConfig(**limits.scheduler_settings(config.eos_ids)))
+        settings = limits.scheduler_settings(config.eos_ids, decodes_exactly=True)
+        self._scheduler = Scheduler(region, SchedulerConfig(**settings))
         self._scheduler.start(epoch)  # BOOTING: gateways see at once that an older engine is gone
         weights = Weights(checkpoint, progress)
         kernels = Kernels(threads, instruction_set)

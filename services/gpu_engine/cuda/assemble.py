@@ -80,7 +80,7 @@ def assemble(
     device = Device()
     geometry = Geometry(model.config, limits.page_size)
     compiler = Compiler(device.arch, default_cache())
-    config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids))
+    config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids, decodes_exactly=False))
     loop, ring = make_loop(
         scheduler, device, compiler, config=config, region=region, epoch=epoch, ring_place=ring_place
     )

@@ -28,7 +28,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How a loop schedules. The first nine are the scheduling core's (SchedulerConfig of _core.pyi).
+    """How a loop schedules. The first ten are the scheduling core's (SchedulerConfig of _core.pyi).
 
     Attributes:
         poll_us: between two polls of the ring while a step runs, or while there is nothing to run; of the GPU's loop,
@@ -45,6 +45,7 @@ class LoopConfig:
     priority_boost: int = 32
     lease_us: int = 5_000_000
     prefix_cache: bool = False
+    share_decoded: bool = False
     eos_token_ids: Sequence[int] = ()
     first_position: int = 0
     poll_us: int = 1000
@@ -80,6 +81,7 @@ class LoopConfig:
             "priority_boost": self.priority_boost,
             "lease_us": self.lease_us,
             "prefix_cache": self.prefix_cache,
+            "share_decoded": self.share_decoded,
             "eos_token_ids": self.eos_token_ids,
         }
 

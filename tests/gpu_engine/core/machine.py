@@ -2,6 +2,9 @@
 
 The executor samples a function of what it reads back from the KV cache through the page table, so a page that is
 shared, lost or stale, or a position computed twice or never, changes the tokens that a request gets.
+
+It also keeps which positions have *other bits*: those that a row of one token computed, as a GPU does it, and all that
+read such ones. With ``rounds`` they change the tokens, too.
 """
 
 from __future__ import annotations
@@ -119,6 +122,8 @@ class Machine:
         first_position: int = 0,
         threads: int = 1,
         prefix_cache: bool = False,
+        share_decoded: bool = False,
+        rounds: bool = False,
         split: bool = False,
     ) -> None:
         """``split`` puts the lanes' outbound areas into memory of their own."""
@@ -134,6 +139,7 @@ class Machine:
             priority_boost=priority_boost,
             lease_us=lease_us,
             prefix_cache=prefix_cache,
+            share_decoded=share_decoded,
             eos_token_ids=[EOS],
         )
         self.config = config
@@ -151,6 +157,8 @@ class Machine:
         self.scheduler.set_state(schema.EngineState.READY)
         self.now_us = 1_000
         self.cache = np.full(page_count * page_size, UNWRITTEN, np.int32)
+        self.other_bits = np.zeros(page_count * page_size, np.bool_)
+        self.rounds = rounds
         self.epochs = 100
         self.batch_sizes: list[int] = []
 
@@ -203,15 +211,18 @@ class Machine:
             assert np.array_equal(positions, np.arange(length - (last - first), length))
             places = self.places(row, length)
             self.cache[places[positions]] = step.token_ids[first:last]
+            read = self.other_bits[places[: positions[0]]].any()
+            self.other_bits[places[positions]] = read or last - first == 1
         sampled = np.zeros(step.samples, np.int32)
         for sample in range(step.samples):
             row, how = int(step.sample_row[sample]), step.sampling[sample]
             length = int(step.kv_length[row])
-            seen = self.cache[self.places(row, length)]
+            places = self.places(row, length)
+            seen = self.cache[places]
             start = int(how["history_offset"])
             assert length == how["history_length"]
             assert np.array_equal(seen, step.history[start : start + length].astype(np.int32))
-            sampled[sample] = sample_token(seen, how)
+            sampled[sample] = sample_token(seen + VOCABULARY * (self.rounds & self.other_bits[places]), how)
         return sampled
 
     def places(self, row: int, length: int) -> npt.NDArray[np.int64]:
@@ -240,6 +251,11 @@ class Machine:
         owners = self.scheduler.page_owners()
         assert -2 not in owners, "a page is lost or held twice"
         assert owners.count(-1) == self.scheduler.free_pages
+        size = self.config.page_size
+        for page, tokens in self.scheduler.cached_prefixes():
+            cells = slice(page * size, (page + 1) * size)
+            assert self.cache[cells].tolist() == tokens[-size:], "a cached page holds other tokens than it says"
+            assert self.config.share_decoded or not self.other_bits[cells].any(), "a cached page has other bits"
 
     def check_empty(self) -> None:
         """Everything is back where it was at the start."""

@@ -56,6 +56,7 @@ class Sequence:
     submitted_us: int
     history: list[int]
     computed: int = 0
+    chunked: int = 0  # of them, the first ones that no row of one token computed
     planned: int = 0
     pages: int = 0
     cached: int = 0  # of its pages, the first ones
@@ -115,6 +116,7 @@ class Model:
         lease_us: int,
         ends: frozenset[int],
         prefix_cache: bool = False,
+        share_decoded: bool = False,
     ) -> None:
         self.lanes = [Lane() for _ in range(lanes)]
         self.slots = slots
@@ -130,6 +132,7 @@ class Model:
         self.ends = ends
         self.prefixes = PrefixModel(page_size)
         self.prefix_cache = prefix_cache
+        self.share_decoded = share_decoded
         self.command = Command.RUN
         self.live: list[Sequence] = []
         self.arrivals = 0
@@ -267,15 +270,21 @@ class Model:
             sequence.planned = 1
         left = self.budget - len(decode)
         prefill = []
-        for sequence in able:
-            if sequence.remaining > 1 and left:
-                sequence.planned = min(sequence.remaining, left)
-                left -= sequence.planned
-                prefill.append(sequence)
+        for sequence in (s for s in able if s.remaining > 1):
+            sequence.planned = self._chunk(sequence.remaining, left)
+            if not sequence.planned:
+                break
+            left -= sequence.planned
+            prefill.append(sequence)
         self.step = decode + prefill
         for index, lane in enumerate(self.lanes):
             lane.step_promised = self.token_width(index) if self.step and not lane.paused else 0
         return [(s.lane, s.asked.slot, s.computed, s.planned) for s in self.step]
+
+    def _chunk(self, wanted: int, room: int) -> int:
+        """The longest that leaves no token alone."""
+        fitting = [n for n in range(2, min(wanted, room) + 1) if wanted - n != 1]
+        return max(fitting, default=min(wanted, room) if room == self.budget else 0)
 
     def _fits(self, sequence: Sequence) -> bool:
         shared = sum(self.prefixes.references[key] > 0 for key in self._found(sequence))
@@ -293,6 +302,9 @@ class Model:
         keys = self.prefixes.keys(sequence.history[: len(sequence.history) - 2], sequence.asked.cache_salt)
         return self.prefixes.found(keys)
 
+    def _shareable(self, sequence: Sequence) -> int:
+        return sequence.computed if self.share_decoded else sequence.chunked
+
     def _take_pages(self, count: int) -> None:
         """``count`` of them must not be idle any longer."""
         missing = count - (self.free_pages - len(self.prefixes.idle))
@@ -301,7 +313,7 @@ class Model:
 
     def _publish(self, sequence: Sequence) -> None:
         if self._shares(sequence):
-            keys = self.prefixes.keys(sequence.history[: sequence.computed], sequence.asked.cache_salt)
+            keys = self.prefixes.keys(sequence.history[: self._shareable(sequence)], sequence.asked.cache_salt)
             self.prefixes.reference(keys[sequence.cached :])
             sequence.cached = max(sequence.cached, len(keys))
 
@@ -309,7 +321,7 @@ class Model:
         self._publish(sequence)
         keys = self.prefixes.keys(sequence.history, sequence.asked.cache_salt)[: sequence.cached]
         self.prefixes.release(keys)
-        sequence.pages = sequence.cached = sequence.computed = 0
+        sequence.pages = sequence.cached = sequence.computed = sequence.chunked = 0
 
     def _own_pages(self, sequence: Sequence) -> int:
         keys = self.prefixes.keys(sequence.history, sequence.asked.cache_salt)[: sequence.cached]
@@ -342,7 +354,7 @@ class Model:
             sequence.running = True
             sequence.pages = self.pages_for(len(sequence.history))
             sequence.cached = len(found)
-            sequence.computed = len(found) * self.page_size
+            sequence.computed = sequence.chunked = len(found) * self.page_size
             self.virtual_round = max(self.virtual_round, sequence.order + sequence.asked.priority * self.boost)
             if not sequence.admitted:
                 sequence.admitted = True
@@ -384,9 +396,11 @@ class Model:
         samples = iter(sampled)
         prefill = any(s.planned > 1 for s in self.step)
         for sequence in self.step:
+            if sequence.planned > 1 and sequence.chunked == sequence.computed:
+                sequence.chunked += sequence.planned
             sequence.computed += sequence.planned
             sequence.planned = 0
-            full = min(sequence.computed, len(sequence.asked.prompt)) // self.page_size
+            full = min(self._shareable(sequence), len(sequence.asked.prompt)) // self.page_size
             if prefill and sequence.cached < full:
                 self._publish(sequence)
             if sequence.remaining:

@@ -62,6 +62,7 @@ int main(int, char** arguments) {
   config.priority_boost = 4;
   config.lease_us = ~u64{0} >> 8;
   config.prefix_cache = 1;
+  config.share_decoded = 1;
   HostScheduler scheduler(base, info.ring_bytes, config, 0xFFFFFFFF - 2 * kSlots, threads);
   scheduler.start(1);
 

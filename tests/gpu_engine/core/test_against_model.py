@@ -54,11 +54,13 @@ class CoreAndModel(RuleBasedStateMachine):
 
     threads = 1
     prefix_cache = False
+    share_decoded = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine(arena_bytes=1 << 12, threads=self.threads, prefix_cache=self.prefix_cache, **SIZES)
-        self.model = Model(ends=frozenset({EOS}), prefix_cache=self.prefix_cache, **SIZES)
+        cache = {"prefix_cache": self.prefix_cache, "share_decoded": self.share_decoded}
+        self.machine = Machine(arena_bytes=1 << 12, threads=self.threads, **cache, **SIZES)
+        self.model = Model(ends=frozenset({EOS}), **cache, **SIZES)
         self.epochs = 0
         self.in_step = False
         self.command = Command.RUN
@@ -232,7 +234,7 @@ class CoreAndModel(RuleBasedStateMachine):
 
     @invariant()
     def caches_agree(self) -> None:
-        cached = sorted(tuple(prefix) for prefix in self.machine.scheduler.cached_prefixes())
+        cached = sorted(tuple(prefix) for _, prefix in self.machine.scheduler.cached_prefixes())
         assert cached == sorted(key[1:] for key in self.model.prefixes.references)
         assert self.machine.scheduler.idle_pages == len(self.model.prefixes.idle)
 
@@ -312,7 +314,15 @@ class CachingCoreAndModel(CoreAndModel):
             self.submit(**(fields if salt is None else fields | {"cache_salt": salt}))
 
 
+class SharingCoreAndModel(CachingCoreAndModel):
+    share_decoded = True
+
+
 class ThreadedCachingCoreAndModel(CachingCoreAndModel):
+    threads = 3
+
+
+class ThreadedSharingCoreAndModel(SharingCoreAndModel):
     threads = 3
 
 
@@ -334,5 +344,13 @@ def test_the_core_caches_what_the_model_caches() -> None:
     run_state_machine_as_test(CachingCoreAndModel, settings=effort(80, 40))
 
 
+def test_the_core_caches_answers_as_the_model_does() -> None:
+    run_state_machine_as_test(SharingCoreAndModel, settings=effort(80, 40))
+
+
 def test_a_block_of_threads_caches_what_the_model_caches() -> None:
     run_state_machine_as_test(ThreadedCachingCoreAndModel, settings=effort(8, 30))
+
+
+def test_a_block_of_threads_caches_answers_as_the_model_does() -> None:
+    run_state_machine_as_test(ThreadedSharingCoreAndModel, settings=effort(8, 30))

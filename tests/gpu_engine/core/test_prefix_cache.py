@@ -14,7 +14,15 @@ PROMPT = list(range(20, 41))  # 21 tokens: five pages and one token
 RECORD_SPACE = 512
 
 
-def caching(*, page_count: int = 64, max_running: int = 8, max_batched_tokens: int = 16, threads: int = 1) -> Machine:
+def caching(
+    *,
+    page_count: int = 64,
+    max_running: int = 8,
+    max_batched_tokens: int = 16,
+    threads: int = 1,
+    share_decoded: bool = False,
+    rounds: bool = False,
+) -> Machine:
     return Machine(
         prefix_cache=True,
         page_size=PAGE,
@@ -22,6 +30,8 @@ def caching(*, page_count: int = 64, max_running: int = 8, max_batched_tokens: i
         max_running=max_running,
         max_batched_tokens=max_batched_tokens,
         threads=threads,
+        share_decoded=share_decoded,
+        rounds=rounds,
     )
 
 
@@ -105,14 +115,15 @@ def test_a_request_may_neither_find_nor_be_found() -> None:
     assert machine.counters()["prefix_cache_queries"] == len(PROMPT)
 
 
-def test_a_conversation_goes_on_from_its_own_answers() -> None:
-    machine = caching()
+@pytest.mark.parametrize(("share_decoded", "cached"), [(True, 32), (False, 20)])
+def test_a_conversation_goes_on_from_its_own_answers_where_they_are_shared(share_decoded: bool, cached: int) -> None:
+    machine = caching(share_decoded=share_decoded)
     gateway = machine.attach()
     answer = serve(machine, gateway, PROMPT, max_tokens=12)
     assert answer.reason is FinishReason.LENGTH
     turn = [*PROMPT, *answer.tokens, 7, 8, 9]
     # the last token of an answer was never computed: 32 of 33
-    assert serve(machine, gateway, turn).cached_tokens == 32
+    assert serve(machine, gateway, turn).cached_tokens == cached
 
 
 def test_requests_that_run_are_found_too_and_their_pages_counted_once() -> None:
@@ -152,7 +163,7 @@ def test_the_longest_idle_prefix_makes_room_first_and_its_end_before_its_beginni
     assert machine.scheduler.idle_pages == 15
     serve(machine, gateway, prompts[0], max_tokens=1)  # found, so now the second is the oldest
     serve(machine, gateway, list(range(150, 163)), max_tokens=1)  # 4 pages; 1 is free
-    left = {tuple(prefix) for prefix in machine.scheduler.cached_prefixes()}
+    left = {tuple(prefix) for _, prefix in machine.scheduler.cached_prefixes()}
     assert [max(n for n in range(6) if tuple(p[: 4 * n]) in left or n == 0) for p in prompts] == [5, 2, 5]
     machine.check_empty()
 
@@ -188,7 +199,7 @@ def test_higher_priority_displaces_only_where_that_gives_pages() -> None:
 
 
 def test_a_cancelled_request_gives_its_references_back() -> None:
-    machine = caching()
+    machine = caching(share_decoded=True)
     gateway = machine.attach()
     serve(machine, gateway, PROMPT)
     position = submit(gateway, PROMPT, max_tokens=20)
@@ -198,6 +209,25 @@ def test_a_cancelled_request_gives_its_references_back() -> None:
     run_until_idle(machine)
     machine.check_empty()
     assert serve(machine, gateway, PROMPT).cached_tokens == 16
+
+
+def test_a_request_that_waits_for_pages_is_searched_for_once_until_the_cache_changes() -> None:
+    machine = caching(page_count=13)
+    gateway = machine.attach()
+    serve(machine, gateway, PROMPT[:10])
+    first = submit(gateway, list(range(60, 91)), slot=0, max_tokens=16)  # 8 pages, 12 in the end
+    machine.step()
+    second = submit(gateway, PROMPT, slot=1)  # 6 pages, of which 2 are there
+    before = machine.scheduler.prefix_searches
+    for _ in range(4):
+        machine.step()
+    assert (machine.scheduler.running, machine.scheduler.waiting) == (1, 1)
+    assert machine.scheduler.prefix_searches == before + 2  # the first step filled pages of the other prompt
+    run_until_idle(machine)
+    gateway.read()
+    for position, prompt, tokens in ((first, list(range(60, 91)), 16), (second, PROMPT, 4)):
+        assert gateway.stream(position).tokens == expected_tokens(prompt, max_tokens=tokens)[0]
+    machine.check_empty()
 
 
 @pytest.mark.parametrize("mask", [0, 1, 6])

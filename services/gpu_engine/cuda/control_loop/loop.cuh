@@ -25,6 +25,7 @@ struct LoopSettings {
   u32 max_waiting;
   u32 priority_boost;
   u32 prefix_cache;
+  u32 share_decoded;
   u32 eos_count;
   u32 eos[core::kMaxEosTokens];
   u32 poll_us;        // between two polls while a step runs, or while idle

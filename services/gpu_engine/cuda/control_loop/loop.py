@@ -30,7 +30,8 @@ class _Settings(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("ring", "outbound", "epoch", "first_position", "lease_us")),
         *((name, ctypes.c_uint32) for name in ("page_size", "page_count", "max_running", "max_batched_tokens")),
-        *((name, ctypes.c_uint32) for name in ("max_waiting", "priority_boost", "prefix_cache", "eos_count")),
+        *((name, ctypes.c_uint32) for name in ("max_waiting", "priority_boost", "prefix_cache", "share_decoded")),
+        ("eos_count", ctypes.c_uint32),
         ("eos", ctypes.c_uint32 * MAX_EOS_TOKENS),
         *((name, ctypes.c_uint32) for name in ("poll_us", "idle_sleep_ns", "launch_limit")),
     )
@@ -177,6 +178,7 @@ def _settings(config: LoopConfig, ring: tuple[int, int], epoch: int) -> _Setting
         max_waiting=config.max_waiting,
         priority_boost=config.priority_boost,
         prefix_cache=config.prefix_cache,
+        share_decoded=config.share_decoded,
         eos_count=len(eos),
         eos=(ctypes.c_uint32 * MAX_EOS_TOKENS)(*eos),
         poll_us=config.poll_us,

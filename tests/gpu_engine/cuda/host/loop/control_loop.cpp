@@ -83,6 +83,7 @@ int main(int, char** arguments) {
   settings.max_waiting = kLanes * kSlots;
   settings.priority_boost = 4;
   settings.prefix_cache = 1;
+  settings.share_decoded = 1;
   settings.poll_us = 20'000;
   settings.launch_limit = 7;
   std::array<i32, 8> tokens;
