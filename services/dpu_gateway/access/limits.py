@@ -150,7 +150,7 @@ class Limits:
     def _refill(self, row: np.void, key: Key) -> None:
         """What each rate gave since the last time; under the lock."""
         now = self._clock()
-        seconds, row["stamp"] = now - float(row["stamp"]), now
+        seconds, row["stamp"] = max(0.0, now - float(row["stamp"])), now  # a machine that restarts begins at zero again
         for what, rate in key.rates.items():
             row[what] = min(_most(rate), float(row[what]) + seconds * rate / 60)
 

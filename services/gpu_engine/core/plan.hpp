@@ -81,12 +81,13 @@ struct PrefillRows {
 
 // How many of `wanted` tokens, two or more, a chunk has where the step has room for `room`. Never one, and never all
 // but one, which would be one later: a row of one token may be computed with other last bits than a longer one, and how
-// a prompt is cut must not show. Only a budget of one or two tokens leaves no choice.
-BLINK_FN u32 chunk_of(const State& state, u32 wanted, u32 room) {
+// a prompt is cut must not show. Only the step's first chunk may be so, as else prompts would wait for decode rows to
+// end that leave room for one or two tokens.
+BLINK_FN u32 chunk_of(u32 wanted, u32 room, bool first) {
   if (wanted <= room) return wanted;
   const u32 tokens = wanted - room == 1 ? room - 1 : room;
   if (tokens > 1) return tokens;
-  return room == state.config.max_batched_tokens ? room : 0;
+  return first ? room : 0;
 }
 
 // Shares what is left of the budget among the requests that have more than one token to go.
@@ -110,7 +111,7 @@ BLINK_RARE_FN PrefillRows choose_prefill_rows(Context& context, State& state, u3
       [&](u32, u64 before) {
         const u32 first = static_cast<u32>(before);
         if (choice == 0 || first >= budget) return;
-        const u32 tokens = chunk_of(state, static_cast<u32>(choice), budget - first);
+        const u32 tokens = chunk_of(static_cast<u32>(choice), budget - first, first == 0);
         if (tokens == 0) return;
         const u64 row = decode_rows + (before >> 32);
         state.requests[index].planned = tokens;

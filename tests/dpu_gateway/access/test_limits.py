@@ -223,3 +223,16 @@ print(admitted)
     running = [subprocess.Popen([*command, str(worker)], stdout=subprocess.PIPE) for worker in range(3)]
     admitted = [int(process.communicate()[0]) for process in running]
     assert sum(admitted) == 200 * BURST_SECONDS
+
+
+def test_a_file_from_before_the_machines_restart_takes_nothing_away(tmp_path: Path, clock: Clock) -> None:
+    limited = key(rate=60, tokens=600)
+    with limits(tmp_path, clock).admitted(limited) as meter:
+        meter.use(40)
+    clock.now = 3.0
+    again = limits(tmp_path, clock)
+    assert again.allowances(limited)["tokens"].remaining == 60
+    with again.admitted(limited):
+        pass
+    clock.now += BURST_SECONDS
+    assert again.allowances(limited)["tokens"].remaining == 600 / 60 * BURST_SECONDS

@@ -271,7 +271,7 @@ class Model:
         left = self.budget - len(decode)
         prefill = []
         for sequence in (s for s in able if s.remaining > 1):
-            sequence.planned = self._chunk(sequence.remaining, left)
+            sequence.planned = self._chunk(sequence.remaining, left, first=not prefill) if left else 0
             if not sequence.planned:
                 break
             left -= sequence.planned
@@ -281,10 +281,10 @@ class Model:
             lane.step_promised = self.token_width(index) if self.step and not lane.paused else 0
         return [(s.lane, s.asked.slot, s.computed, s.planned) for s in self.step]
 
-    def _chunk(self, wanted: int, room: int) -> int:
-        """The longest that leaves no token alone."""
+    def _chunk(self, wanted: int, room: int, *, first: bool) -> int:
+        """The longest that leaves no token alone, if there is one."""
         fitting = [n for n in range(2, min(wanted, room) + 1) if wanted - n != 1]
-        return max(fitting, default=min(wanted, room) if room == self.budget else 0)
+        return max(fitting, default=room if first else 0)
 
     def _fits(self, sequence: Sequence) -> bool:
         shared = sum(self.prefixes.references[key] > 0 for key in self._found(sequence))

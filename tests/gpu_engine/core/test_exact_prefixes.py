@@ -45,7 +45,7 @@ def test_they_would_get_others_from_pages_of_generated_tokens() -> None:
     assert conversations(caching(rounds=True, share_decoded=True), 0) != anew
 
 
-@pytest.mark.parametrize("budget", range(3, 12))
+@pytest.mark.parametrize("budget", range(5, 14))  # two decode rows leave room for three
 @pytest.mark.parametrize("tokens", range(2, 24))
 def test_no_chunk_of_a_prompt_has_one_token(tokens: int, budget: int) -> None:
     machine = Machine(page_size=PAGE, max_batched_tokens=budget)
@@ -64,6 +64,21 @@ def test_no_chunk_of_a_prompt_has_one_token(tokens: int, budget: int) -> None:
             assert last - first > 1 or int(step.positions[first]) >= len(prompt)
         machine.commit()
     assert machine.scheduler.idle
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_prompt_goes_on_where_decode_rows_leave_room_for_one_or_two_tokens(rows: int) -> None:
+    machine = caching(max_batched_tokens=4, rounds=True)
+    gateway = machine.attach()
+    for slot in range(rows):
+        submit(gateway, [100 + slot, 7], slot=slot, max_tokens=60)
+        machine.step()
+    position = submit(gateway, PROMPT, slot=rows, max_tokens=1)
+    for _ in range(len(PROMPT) + 1):
+        machine.step()
+    gateway.read()
+    assert len(gateway.stream(position).tokens) == 1
+    run_until_idle(machine)
 
 
 @pytest.mark.parametrize("budget", [1, 2])
