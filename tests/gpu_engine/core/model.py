@@ -269,7 +269,7 @@ class Model:
             sequence.pages = max(sequence.pages, self.pages_for(sequence.computed + 1))
             sequence.planned = 1
         left = self.budget - len(decode)
-        prefill = []
+        prefill: list[Sequence] = []
         for sequence in (s for s in able if s.remaining > 1):
             sequence.planned = self._chunk(sequence.remaining, left, first=not prefill) if left else 0
             if not sequence.planned:

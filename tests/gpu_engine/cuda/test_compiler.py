@@ -14,8 +14,8 @@ pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[c
 from services.gpu_engine.cuda import compiler, fp8_products, skinny_gemm, skinny_schedule
 from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
-from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.fused_decode import WIDTHS as FUSED_WIDTHS
+from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.kernels import SOURCES
 from services.gpu_engine.cuda.mixture import MIXTURE_SOURCES
 from services.gpu_engine.models.config import MixtureConfig
