@@ -79,12 +79,14 @@ def bench_engine(
     threads: int = THREADS,
     trace: bool = False,
     prefix_cache: bool = False,
+    share_decoded: bool = False,
+    budget: int = 256,
     **settings: int,
 ) -> Iterator[Serving]:
-    """An engine with room for ``rows`` requests of ``tokens`` tokens in LANES lanes."""
+    """An engine with room for ``rows`` requests of ``tokens`` tokens beside PROMPT in LANES lanes."""
     slots = -(-rows // LANES)
     context = len(PROMPT) + tokens
-    budget = max(rows, 256)
+    budget = max(rows, budget)
     with serving(
         lanes=LANES,
         slots=slots,
@@ -104,7 +106,7 @@ def bench_engine(
         max_running=rows,
         max_batched_tokens=budget,
         prefix_cache=prefix_cache,
-        share_decoded=False,
+        share_decoded=share_decoded,
         **settings,
     ) as engine:
         yield engine
