@@ -14,7 +14,7 @@ import numpy as np
 from services.gpu_engine.cuda.attention_work import AttentionWork
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Kernel, Module, Stream, pointer
-from services.gpu_engine.cuda.fused_plan import CProduct, ProductPlan
+from services.gpu_engine.cuda.fused_plan import CProduct, ProductPlan, product_plans
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.skinny_schedule import DEPTH
 from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
@@ -120,7 +120,7 @@ class FusedDecode:
         (self._embedding,) = (weights.address(layer.weight) for layer in layers if isinstance(layer, Embedding))
         (self._head,) = (layer for layer in layers if isinstance(layer, Head))
         self._weights = weights
-        self._plans = self._plan()
+        self._plans = product_plans(geometry.config, self._blocks)
         feeds = [layer for layer in layers if isinstance(layer, FeedForward)]
         made = [self._layer(attention, feed) for attention, feed in zip(attentions, feeds, strict=True)]
         self._layers = Buffer.of(np.frombuffer(b"".join(bytes(layer) for layer in made), np.uint8))
@@ -153,19 +153,6 @@ class FusedDecode:
         self._begin[width].launch(stream, (rows, 1, 1), 128, (*beginning, ctypes.c_uint32(self._counters)))
         rest = (self._step, self._work, self._models[width])
         self._decode[width].launch(stream, (self._blocks, 1, 1), THREADS, rest, self._shared[width])
-
-    def _plan(self) -> tuple[ProductPlan, ...]:
-        """Of QKV, output, gate-up, down, head."""
-        config, width = self._geometry.config, self._geometry.qkv_width
-        hidden, query, ffn, vocabulary = config.hidden, config.query_width, config.ffn, config.vocabulary
-        shapes = (
-            (width, hidden, width),
-            (hidden, query, hidden),
-            (2 * ffn, hidden, ffn),
-            (hidden, ffn, hidden),
-            (vocabulary, hidden, vocabulary),
-        )
-        return tuple(ProductPlan.of(n, k, self._blocks, outputs=outputs) for n, k, outputs in shapes)
 
     def _layer(self, attention: Attention, feed: FeedForward) -> CFusedLayer:
         config, weights = self._geometry.config, self._weights

@@ -9,6 +9,7 @@ import ctypes
 from dataclasses import astuple, dataclass
 
 from services.gpu_engine.cuda.skinny_schedule import DEPTH
+from services.gpu_engine.models.config import ModelConfig
 
 GROUP = 16  # rows of a warp: tiles are multiples
 MOST_GROUPS = 8  # of a tile: two warpgroups
@@ -55,6 +56,19 @@ class ProductPlan:
 
     def as_argument(self) -> CProduct:
         return CProduct(*astuple(self))
+
+
+def product_plans(config: ModelConfig, blocks: int) -> tuple[ProductPlan, ...]:
+    """Of QKV, output, gate-up, down and head: ``Part`` of kernels/fused_decode.cuh."""
+    hidden, query, ffn, fused = config.hidden, config.query_width, config.ffn, config.query_width + 2 * config.kv_width
+    shapes = (
+        (fused, hidden, fused),
+        (hidden, query, hidden),
+        (2 * ffn, hidden, ffn),
+        (hidden, ffn, hidden),
+        (config.vocabulary, hidden, config.vocabulary),
+    )
+    return tuple(ProductPlan.of(rows, depth, blocks, outputs=outputs) for rows, depth, outputs in shapes)
 
 
 def _ratio_up(value: int, divisor: int) -> int:

@@ -7,37 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from services.gpu_engine.cuda.fused_plan import ProductPlan
+from services.gpu_engine.cuda.fused_plan import STAGE_ROWS, ProductPlan, product_plans
+from services.gpu_engine.cuda.geometry import Geometry
 from tests.gpu_engine.cuda.on_host import run_on_host
+from tests.gpu_engine.models.tiny import tiny_config
 
 BLOCKS, VOCABULARY = 3, 203
 SHAPES = {
-    "grouped": {"HIDDEN": 192, "FFN": 320, "HEADS": 6, "KV_HEADS": 2, "HEAD_DIM": 64, "ROTARY_DIM": 64},
-    "head size 128, odd depths": {
-        "HIDDEN": 136,
-        "FFN": 72,
-        "HEADS": 2,
-        "KV_HEADS": 2,
-        "HEAD_DIM": 128,
-        "ROTARY_DIM": 128,
-    },
+    "grouped": {"hidden": 192, "ffn": 320, "heads": 6, "kv_heads": 2, "head_dim": 64},
+    "head size 128, odd depths": {"hidden": 136, "ffn": 72, "heads": 2, "kv_heads": 2, "head_dim": 128},
 }
 
 
 @pytest.mark.parametrize("width", [8, 32])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_step_of_waiting_blocks_computes_the_model(tmp_path: Path, shape: dict[str, int], width: int) -> None:
-    hidden, ffn, query = shape["HIDDEN"], shape["FFN"], shape["HEADS"] * shape["HEAD_DIM"]
-    fused = query + 2 * shape["KV_HEADS"] * shape["HEAD_DIM"]
-    products = (
-        (fused, hidden, fused),
-        (hidden, query, hidden),
-        (2 * ffn, hidden, ffn),
-        (hidden, ffn, hidden),
-        (VOCABULARY, hidden, VOCABULARY),
-    )
-    plans = [ProductPlan.of(rows, depth, BLOCKS, outputs=outputs) for rows, depth, outputs in products]
-    numbers = [str(number) for plan in plans for number in astuple(plan)]
-    defines = {**shape, "PAGE_SIZE": 16, "SKINNY_TOKENS": width}
-    result = run_on_host(tmp_path, "fused.cpp", defines, numbers)
+    model = tiny_config(**shape, vocabulary=VOCABULARY)
+    defines = {name.removeprefix("BLINK_"): value for name, value in Geometry(model).defines().items()}
+    numbers = [str(number) for plan in product_plans(model, BLOCKS) for number in astuple(plan)]
+    result = run_on_host(tmp_path, "fused.cpp", {**defines, "SKINNY_TOKENS": width}, numbers)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("rows", [1, 16, 203, 4096, 5120, 6144, 28672, 128_256])
+@pytest.mark.parametrize("depth", [64, 100, 1088, 4096, 14336])
+@pytest.mark.parametrize("blocks", [1, 3, 131])
+def test_a_plan_covers_its_product_within_what_a_slot_holds(rows: int, depth: int, blocks: int) -> None:
+    plan = ProductPlan.of(rows, depth, blocks, outputs=rows)
+    assert plan.rows % 16 == 0
+    assert plan.rows * plan.boxes <= STAGE_ROWS
+    assert plan.tiles * plan.rows >= rows > (plan.tiles - 1) * plan.rows
+    assert -(-plan.tiles // plan.run) <= blocks
+    assert (plan.stages - 1) * plan.boxes * 64 < depth <= plan.stages * plan.boxes * 64

@@ -2,6 +2,7 @@
 //
 //   fused_begin    the embedding, and all counters to zero
 //   fused_decode   the rest; all its blocks must be resident at once, one on a multiprocessor
+#include "embedding.cuh"
 #include "fused_decode.cuh"
 
 namespace blink {
@@ -11,12 +12,8 @@ extern "C" __device__ u32 fused_layer_bytes = sizeof(FusedLayer), fused_model_by
 
 extern "C" __global__ void __launch_bounds__(128)
     fused_begin(Step step, const bf16* table, float* residual, u32* progress, u32 counters) {
-  const u32 token = blockIdx.x;
-  for (u32 i = token * blockDim.x + threadIdx.x; i < counters; i += gridDim.x * blockDim.x) progress[i] = 0;
-  if (token >= step.counts->tokens) return;
-  const bf16* source = table + static_cast<u64>(step.token_ids[token]) * kHidden;
-  float* target = residual + static_cast<u64>(token) * kHidden;
-  for (u32 i = threadIdx.x * 8; i < kHidden; i += blockDim.x * 8) store(target + i, load(source + i));
+  for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < counters; i += gridDim.x * blockDim.x) progress[i] = 0;
+  if (blockIdx.x < step.counts->tokens) embed(step, blockIdx.x, table, residual);
 }
 
 extern "C" __global__ void __launch_bounds__(kFusedThreads, 1)

@@ -70,15 +70,6 @@ struct Matrix {
   }
 };
 
-TensorMap map_of(const void* base, std::vector<u64> shape, std::vector<u64> strides, std::vector<u64> box) {
-  TensorMap map = {
-      static_cast<const unsigned char*>(base), static_cast<u32>(shape.size()), {1, 1, 1, 1}, {2}, {1, 1, 1, 1}};
-  std::copy(shape.begin(), shape.end(), map.shape);
-  std::copy(strides.begin(), strides.end(), map.strides + 1);
-  std::copy(box.begin(), box.end(), map.box);
-  return map;
-}
-
 // W [weight rows, columns] as skinny_gemm.py and fp8_products.py describe it, `bytes` of a row's `columns`.
 TensorMap weight_map(const void* base, u64 columns, u64 bytes, u64 outputs, u32 rows, bool gated) {
   if (!gated) return map_of(base, {columns, outputs}, {bytes}, {64, rows});

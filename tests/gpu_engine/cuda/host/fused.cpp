@@ -28,15 +28,6 @@ Values random_values(u64 count, float scale, float mean = 0) {
   return values;
 }
 
-TensorMap map_of(const void* base, std::vector<u64> shape, std::vector<u64> strides, std::vector<u64> box) {
-  TensorMap map = {
-      static_cast<const unsigned char*>(base), static_cast<u32>(shape.size()), {1, 1, 1, 1}, {2}, {1, 1, 1, 1}};
-  std::copy(shape.begin(), shape.end(), map.shape);
-  std::copy(strides.begin(), strides.end(), map.strides + 1);
-  std::copy(box.begin(), box.end(), map.box);
-  return map;
-}
-
 TensorMap matrix_map(const Values& values, u64 rows, u64 columns, u64 box_rows) {
   return map_of(values.data(), {columns, rows}, {2 * columns}, {64, box_rows});
 }

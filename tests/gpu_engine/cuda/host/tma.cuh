@@ -11,6 +11,15 @@ struct TensorMap {
   u64 shape[4], strides[4], box[4];  // two-byte elements; strides in bytes
 };
 
+inline TensorMap map_of(const void* base, std::vector<u64> shape, std::vector<u64> strides, std::vector<u64> box) {
+  TensorMap map = {
+      static_cast<const unsigned char*>(base), static_cast<u32>(shape.size()), {1, 1, 1, 1}, {2}, {1, 1, 1, 1}};
+  std::copy(shape.begin(), shape.end(), map.shape);
+  std::copy(strides.begin(), strides.end(), map.strides + 1);
+  std::copy(box.begin(), box.end(), map.box);
+  return map;
+}
+
 struct alignas(8) CopyBarrier {
   unsigned char arrivals, arrived, phase, unused;
   i32 bytes;
