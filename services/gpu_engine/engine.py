@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class SchedulerSettings(TypedDict):
     lease_us: int
     prefix_cache: bool
     share_decoded: bool
+    cache_seed: int
     eos_token_ids: Sequence[int]
 
 
@@ -76,6 +78,7 @@ class EngineLimits:
             "lease_us": self.lease_timeout_ms * 1000,
             "prefix_cache": self.prefix_cache,
             "share_decoded": self.share_decoded or decodes_exactly,
+            "cache_seed": secrets.randbits(64),
             "eos_token_ids": eos_token_ids,
         }
 

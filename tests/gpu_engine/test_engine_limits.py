@@ -25,6 +25,7 @@ def test_decoded_pages_are_shared_where_they_are_exact_or_asked_for(
         prefix_cache=True,
         share_decoded=asked_for,
     )
-    settings = limits.scheduler_settings([1], decodes_exactly=decodes_exactly)
+    settings, again = (limits.scheduler_settings([1], decodes_exactly=decodes_exactly) for _ in range(2))
+    assert settings["cache_seed"] != again["cache_seed"]  # nobody can know it and choose prompts of one bucket
     assert settings["prefix_cache"]
     assert settings["share_decoded"] is shared

@@ -33,6 +33,7 @@ class SchedulerConfig:
         lease_us: int = 5_000_000,
         prefix_cache: bool = False,
         share_decoded: bool = False,
+        cache_seed: int = 0,
         eos_token_ids: Sequence[int] = (),
     ) -> None: ...
     @property

@@ -24,11 +24,10 @@ template <class T, int Dimensions>
 using Result = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
 Config make_config(u32 page_size, u32 page_count, u32 max_running, u32 max_batched_tokens, u32 max_waiting,
-                   u32 priority_boost, u64 lease_us, bool prefix_cache, bool share_decoded,
+                   u32 priority_boost, u64 lease_us, bool prefix_cache, bool share_decoded, u64 cache_seed,
                    const std::vector<u32>& eos_token_ids) {
-  Config config{
-      page_size,     page_count, max_running, max_batched_tokens, max_waiting, priority_boost, lease_us, prefix_cache,
-      share_decoded, 0,          {}};
+  Config config{page_size, page_count, max_running,  max_batched_tokens, max_waiting, priority_boost,
+                lease_us,  cache_seed, prefix_cache, share_decoded,      0,           {}};
   require("number of eos_token_ids", eos_token_ids.size(), 0, kMaxEosTokens);
   for (const u32 token : eos_token_ids) config.eos[config.eos_count++] = token;
   check(config);
@@ -214,14 +213,15 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](Config* self, u32 page_size, u32 page_count, u32 max_running, u32 max_batched_tokens, u32 max_waiting,
-             u32 priority_boost, u64 lease_us, bool prefix_cache, bool share_decoded,
+             u32 priority_boost, u64 lease_us, bool prefix_cache, bool share_decoded, u64 cache_seed,
              const std::vector<u32>& eos_token_ids) {
-            new (self) Config(make_config(page_size, page_count, max_running, max_batched_tokens, max_waiting,
-                                          priority_boost, lease_us, prefix_cache, share_decoded, eos_token_ids));
+            new (self)
+                Config(make_config(page_size, page_count, max_running, max_batched_tokens, max_waiting, priority_boost,
+                                   lease_us, prefix_cache, share_decoded, cache_seed, eos_token_ids));
           },
           nb::kw_only(), "page_size"_a, "page_count"_a, "max_running"_a, "max_batched_tokens"_a, "max_waiting"_a = 1024,
           "priority_boost"_a = 32, "lease_us"_a = 5'000'000, "prefix_cache"_a = false, "share_decoded"_a = false,
-          "eos_token_ids"_a = std::vector<u32>())
+          "cache_seed"_a = 0, "eos_token_ids"_a = std::vector<u32>())
       .def_ro("page_size", &Config::page_size)
       .def_ro("page_count", &Config::page_count)
       .def_ro("max_running", &Config::max_running)

@@ -30,7 +30,7 @@ struct PrefixIndex {
   u32* tokens;        // [page_count, page_size]
   u32* buckets;       // [bucket_count] each one's first page, or kNone
   u32 bucket_count;   // a power of two; 0 when nothing is cached
-  u64 seed;           // differs for every start of the engine
+  u64 seed;           // that nobody outside knows
   u64 key_mask;       // all ones; tests make different tokens have the same key
 
   // Of the request that was looked at last, for each of its pages.

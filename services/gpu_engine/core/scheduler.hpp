@@ -56,7 +56,7 @@ BLINK_RARE_FN void start(Context& context, State& state, u64 epoch, u64 first_po
   leader(context, [&] {
     state.waiting.count = state.running.count = 0;
     state.free_page_count = config.page_count;
-    state.prefixes.seed = mixed(epoch);
+    state.prefixes.seed = mixed(config.cache_seed);
     state.prefixes.key_mask = ~u64{0};
     state.prefixes.looked_for = state.prefixes.searches = 0;
     state.idle.begin = state.idle.length = state.idle.count = 0;

@@ -15,6 +15,7 @@ struct Config {
   u32 max_waiting;         // requests queued by submission; preempted ones come on top
   u32 priority_boost;      // rounds that one priority is worth
   u64 lease_us;            // a lane whose lease is not renewed for this long is reclaimed
+  u64 cache_seed;          // of the prefix cache's hash: who knows it can make all pages share a bucket
   u32 prefix_cache;        // 1: pages are kept after their requests and found by those that begin alike
   u32 share_decoded;       // 1: so are pages with tokens that rows of one token computed
   u32 eos_count;

@@ -28,7 +28,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How a loop schedules. The first ten are the scheduling core's (SchedulerConfig of _core.pyi).
+    """How a loop schedules. The first eleven are the scheduling core's (SchedulerConfig of _core.pyi).
 
     Attributes:
         poll_us: between two polls of the ring while a step runs, or while there is nothing to run; of the GPU's loop,
@@ -46,6 +46,7 @@ class LoopConfig:
     lease_us: int = 5_000_000
     prefix_cache: bool = False
     share_decoded: bool = False
+    cache_seed: int = 0
     eos_token_ids: Sequence[int] = ()
     first_position: int = 0
     poll_us: int = 1000
@@ -62,6 +63,7 @@ class LoopConfig:
             "max_waiting": (self.max_waiting, 1, 1 << 31),
             "priority_boost": (self.priority_boost, 0, 1 << 20),
             "lease_us": (self.lease_us, 1, 1 << 60),
+            "cache_seed": (self.cache_seed, 0, (1 << 64) - 1),
             "number of eos_token_ids": (len(self.eos_token_ids), 0, MAX_EOS_TOKENS),
             "poll_us": (self.poll_us, 1, 100_000),
             "idle_sleep_ns": (self.idle_sleep_ns, 0, 1_000_000),
@@ -82,6 +84,7 @@ class LoopConfig:
             "lease_us": self.lease_us,
             "prefix_cache": self.prefix_cache,
             "share_decoded": self.share_decoded,
+            "cache_seed": self.cache_seed,
             "eos_token_ids": self.eos_token_ids,
         }
 

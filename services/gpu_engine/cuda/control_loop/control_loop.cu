@@ -247,6 +247,7 @@ extern "C" __global__ void lay_out_loop(Loop* loop, LoopSettings settings, core:
   config.lease_us = settings.lease_us;
   config.prefix_cache = settings.prefix_cache;
   config.share_decoded = settings.share_decoded;
+  config.cache_seed = settings.cache_seed;
   config.eos_count = settings.eos_count;
   for (u32 i = 0; i < core::kMaxEosTokens; ++i) config.eos[i] = settings.eos[i];
   state.ring.base = reinterpret_cast<u8*>(settings.ring);

@@ -18,6 +18,7 @@ struct LoopSettings {
   u64 epoch;
   u64 first_position;
   u64 lease_us;
+  u64 cache_seed;
   u32 page_size;
   u32 page_count;
   u32 max_running;

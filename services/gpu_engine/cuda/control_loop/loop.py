@@ -29,6 +29,7 @@ class _Settings(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("ring", "outbound", "epoch", "first_position", "lease_us")),
+        ("cache_seed", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("page_size", "page_count", "max_running", "max_batched_tokens")),
         *((name, ctypes.c_uint32) for name in ("max_waiting", "priority_boost", "prefix_cache", "share_decoded")),
         ("eos_count", ctypes.c_uint32),
@@ -179,6 +180,7 @@ def _settings(config: LoopConfig, ring: tuple[int, int], epoch: int) -> _Setting
         priority_boost=config.priority_boost,
         prefix_cache=config.prefix_cache,
         share_decoded=config.share_decoded,
+        cache_seed=config.cache_seed,
         eos_count=len(eos),
         eos=(ctypes.c_uint32 * MAX_EOS_TOKENS)(*eos),
         poll_us=config.poll_us,
