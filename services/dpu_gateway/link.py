@@ -105,9 +105,9 @@ class EngineLink:
             self._session = None
             watcher.cancel()
             session.fail_all(UnavailableError(reason, self._settings.retry_after))
-            session.close()
             self._why = reason
             await self._report(False)
+            await session.close()
 
     async def _watch_health(self, session: Session) -> None:
         while True:

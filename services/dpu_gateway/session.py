@@ -295,13 +295,16 @@ class Session:
         await self._arrived([status])
         return parse_status(status.data, self.geometry)
 
-    def close(self) -> None:
-        """Give the lane back, if it is still ours, and let go of the ring."""
-        with suppress(RingError):
-            self.lane.detach()
-            if self.liveness.serving:  # an engine that is gone would be waited for in vain
-                self._transport.flush()
-        self._transport.close()
+    async def close(self) -> None:
+        """Give the lane back, if it is still ours, and let go of the ring. A silent link holds up nobody else."""
+        try:
+            with suppress(RingError):
+                self.lane.detach()
+                if self.liveness.serving:  # an engine that is gone would be waited for in vain
+                    await self._arrived([start_status(self._transport, self.geometry)])
+                    self._transport.flush()
+        finally:
+            self._transport.close()
 
 
 def _pack(request: Request, slot: int, prompt: list[int], max_tokens: int, fingerprint: str) -> bytes:

@@ -60,6 +60,10 @@ class SlowTransport(ShmTransport):
         self.waited += self.silent
         super().complete(reads)
 
+    def flush(self) -> None:
+        self.waited += self.silent
+        super().flush()
+
     def progress(self) -> None:
         self.turns += 1
         if self.cut:
@@ -160,6 +164,24 @@ async def test_attaching_over_a_silent_link_leaves_the_event_loop_to_others(
         monkeypatch.setattr(SlowTransport, "silent_from", None)
         transports[-1].cut = True
         await until(lambda: system.workers[0].link.session is not None)
+
+
+async def test_giving_the_lane_back_over_a_silent_link_leaves_the_event_loop_to_others(
+    transports: list[SlowTransport],
+) -> None:
+    async with gateway() as system:
+        (transport,) = transports
+        await until(lambda: system.session.liveness.serving)
+        transport.silent = True
+        link = system.workers[0].link_task
+        link.cancel()
+        before = transport.turns
+        await until(lambda: transport.turns > before + 200)
+        assert not link.done()
+        assert transport.waited == 0
+        transport.cut = True
+        await until(link.done)
+        assert link.cancelled()
 
 
 async def test_requests_wait_for_a_link_that_does_not_keep_up_and_nothing_else_does(

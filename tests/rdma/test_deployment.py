@@ -26,7 +26,7 @@ CLEAR_MARGIN = 0.05  # of logits, above which the order of summation can't chang
 LOSS_LIMIT = 8.0  # seconds from a loss to the status of the last stream: retries end after 2 s, processors are slow
 
 
-FLAPS = 4  # of the link, a second each
+FLAPS = 10  # times that the link comes for a second and goes for one
 
 
 def clear_prefix(golden: dict[str, list[float]], at_most: int) -> int:
