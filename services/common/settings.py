@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
 from pydantic_settings import SettingsError as PydanticSettingsError
@@ -25,6 +25,8 @@ from services.common.errors import BlinkError
 
 PROCESSES = ("bootstrap", "gateway", "operator")  # the tables that a configuration file may have
 CONFIG_VARIABLE = "BLINK_CONFIG"
+
+_SWITCH = TypeAdapter(bool)
 
 
 class SettingsError(BlinkError):
@@ -143,9 +145,27 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
             cli_implicit_flags=True,
         )
         try:
-            return dict(source(args=list(flags))())
+            return dict(source(args=cls._switches_told_apart(flags))())
         except PydanticSettingsError as error:
             raise SettingsError(f"{cls.process}: {error}") from error
+
+    @classmethod
+    def _switches_told_apart(cls, flags: Sequence[str]) -> list[str]:
+        """``--name=false`` of a switch, as ``blink up --set`` writes every setting, is argparse's ``--no-name``."""
+        told = []
+        for flag in flags:
+            name, equals, value = flag.removeprefix("--").partition("=")
+            field = cls.model_fields.get(name.replace("-", "_"))
+            if flag.startswith("--") and equals and field is not None and field.annotation is bool:
+                try:
+                    told.append(f"--{name}" if _SWITCH.validate_python(value) else f"--no-{name}")
+                except ValidationError:
+                    raise SettingsError(
+                        f"{cls.process}: {name.replace('-', '_')} is {value!r}, should be true or false"
+                    ) from None
+            else:
+                told.append(flag)
+        return told
 
 
 def _describe(problem: ErrorDetails, fields: Mapping[str, Any]) -> str:

@@ -63,6 +63,21 @@ def test_the_file_can_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
     assert Settings.load([]).port == 9
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--reflection", True),
+        ("--no-reflection", False),
+        ("--reflection=true", True),
+        ("--reflection=false", False),
+        ("--reflection=0", False),
+        ("--reflection=on", True),
+    ],
+)
+def test_a_switch_takes_a_value_as_every_setting_does(flag: str, value: bool) -> None:
+    assert Settings.load([flag]).reflection is value
+
+
 def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLINK_GATEWAY_PORT", "2")
     monkeypatch.setenv("PORT", "3")
@@ -77,6 +92,7 @@ def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatc
         (["--mode", "warp"], ["mode", "warp", "fast"]),
         (["--ratio", "nan"], ["ratio", "finite"]),
         (["--host", "a b"], ["host", "'a b' holds a space"]),
+        (["--reflection=maybe"], ["reflection is 'maybe', should be true or false"]),
         (["--prot", "1"], ["unknown setting prot", "did you mean port?"]),
         (["stray"], ["'stray'"]),
         (["--port"], ["port"]),
