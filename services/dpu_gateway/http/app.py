@@ -68,9 +68,11 @@ class HttpApi:
     async def _complete(self, headers: Headers, receive: Receive, send: Send) -> None:
         caller = self._identify(headers)
         body = CompletionBody.read(await read_json_body(headers, receive, self._max_body_bytes))
-        model = self._generations.require_session().model
+        session = self._generations.require_session()
+        model = session.model
         request_id = _request_id(headers, "cmpl-")
         messages = completion_messages(body, request_id)
+        _require_slots(len(messages), session.geometry.slots_per_lane)
         echoes = [_prompt_text(message.text, message.token_ids.ids, model) for message in messages] if body.echo else []
         answer = Answer(
             self._generations,
@@ -87,9 +89,11 @@ class HttpApi:
     async def _chat(self, headers: Headers, receive: Receive, send: Send) -> None:
         caller = self._identify(headers)
         body = ChatCompletionBody.read(await read_json_body(headers, receive, self._max_body_bytes))
-        model = self._generations.require_session().model
+        session = self._generations.require_session()
+        model = session.model
         request_id = _request_id(headers, "chatcmpl-")
         messages = chat_messages(body, request_id)
+        _require_slots(len(messages), session.geometry.slots_per_lane)
         answer = Answer(
             self._generations,
             messages,
@@ -177,6 +181,17 @@ def _request_id(headers: Headers, prefix: str) -> str:
     if not REQUEST_ID.fullmatch(given):
         raise HttpError(400, "x-request-id must be 1 to 100 visible ASCII characters", "x-request-id")
     return given
+
+
+def _require_slots(choices: int, slots: int) -> None:
+    """Raises HttpError for more choices than a worker can ever run at once: waiting would not help."""
+    if choices > slots:
+        raise HttpError(
+            400,
+            f"n times the number of prompts is {choices}, but this gateway has {slots} slots "
+            "(bootstrap.slots_per_lane), one for each choice",
+            "n",
+        )
 
 
 def _prompt_text(text: str, ids: Iterable[int], model: Model) -> str:

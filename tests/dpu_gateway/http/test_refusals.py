@@ -153,10 +153,26 @@ async def test_a_full_gateway_is_429_that_says_when_to_retry() -> None:
 async def test_n_choices_are_all_refused_before_a_stream_begins_when_one_finds_no_slot() -> None:
     behaviour = Behaviour(tokens_per_second=20)
     async with gateway(behaviour, ring_info(slots_per_lane=2)) as system:
+        running = asyncio.create_task(collect(system.inference().Generate(text_request())))
+        await until(lambda: bool(system.engine.lanes[0].live.any()))
         async with openai_client(system) as client:
             with pytest.raises(openai.RateLimitError, match="all 2 slots are in use"):
-                await client.completions.create(model=MODEL, prompt="a", n=3, stream=True)
+                await client.completions.create(model=MODEL, prompt="a", n=2, stream=True)
+        running.cancel()
         await until(lambda: not system.engine.lanes[0].live.any() and system.session.free_slots == 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(TEXT, {"prompt": "a", "n": 3}), (TEXT, {"prompt": ["a", "b", "c"]}), (CHAT, {"messages": HI, "n": 3})],
+)
+async def test_more_choices_than_there_are_slots_are_not_to_be_retried(path: str, fields: dict[str, Any]) -> None:
+    async with gateway(Behaviour(), ring_info(slots_per_lane=2)) as system, http_client(system) as client:
+        response = await client.post(path, json={"model": MODEL, **fields})
+        found = error(response, 400)
+        assert found["param"] == "n"
+        assert "is 3, but this gateway has 2 slots" in found["message"]
+        assert "retry-after" not in response.headers
 
 
 async def test_an_engine_that_drains_is_503_and_one_that_dies_ends_the_stream_with_an_error() -> None:
