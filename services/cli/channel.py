@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from services.cli.errors import CommandError
+from services.cli.program import API_KEY_VARIABLE, AUTHORITY_VARIABLE
 
-API_KEY_VARIABLE = "BLINK_API_KEY"
-AUTHORITY_VARIABLE = "BLINK_TLS_AUTHORITY"
 CERTIFICATE_VARIABLE = "BLINK_TLS_CERTIFICATE"
 KEY_VARIABLE = "BLINK_TLS_KEY"
 

@@ -6,7 +6,7 @@ import signal
 
 import grpc
 
-from services.cli.program import command
+from services.cli.program import command, tls_hint
 from services.common.errors import BlinkError
 
 # Every refusal of a gateway carries its details under this key (docs/protocol.md), so what lacks it is gRPC's own.
@@ -33,6 +33,7 @@ class GatewayUnreachableError(CommandError):
         start = command("up")
         super().__init__(
             f"no gateway answers at {address}{because}: start one with `{start}`, or name another with --address"
+            f"{tls_hint()}"
         )
 
 

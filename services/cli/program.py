@@ -11,6 +11,8 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
 ADDRESS_VARIABLE = "BLINK_ADDRESS"
 HTTP_ADDRESS_VARIABLE = "BLINK_HTTP_ADDRESS"
+API_KEY_VARIABLE = "BLINK_API_KEY"
+AUTHORITY_VARIABLE = "BLINK_TLS_AUTHORITY"
 
 
 def command(*words: str) -> str:
@@ -28,3 +30,10 @@ def command(*words: str) -> str:
 def address_flag(address: str) -> tuple[str, ...]:
     """What a client command needs to find ``address``: nothing when it looks there anyway."""
     return () if address == os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS) else ("--address", address)
+
+
+def tls_hint() -> str:
+    """What else may be why nothing answers, for the end of a message: one side speaks TLS, the other does not."""
+    if os.environ.get(AUTHORITY_VARIABLE):
+        return f"; {AUTHORITY_VARIABLE} is set, so it must speak TLS with a certificate from there"
+    return f"; one that speaks TLS needs {AUTHORITY_VARIABLE}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.program import address_flag, command
+from services.cli.program import address_flag, command, tls_hint
 
 
 def test_a_command_is_called_as_the_user_called_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -29,3 +29,10 @@ def test_an_address_is_told_unless_clients_look_there_anyway(monkeypatch: pytest
     monkeypatch.setenv("BLINK_ADDRESS", "127.0.0.1:50052")
     assert address_flag("127.0.0.1:50052") == ()
     assert address_flag("127.0.0.1:50051") == ("--address", "127.0.0.1:50051")
+
+
+def test_what_answers_nobody_may_speak_tls_or_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLINK_TLS_AUTHORITY", raising=False)
+    assert tls_hint() == "; one that speaks TLS needs BLINK_TLS_AUTHORITY"
+    monkeypatch.setenv("BLINK_TLS_AUTHORITY", "/tmp/ca.pem")
+    assert tls_hint().startswith("; BLINK_TLS_AUTHORITY is set, so it must speak TLS")

@@ -12,8 +12,9 @@ from blink.v1 import control_pb2, control_pb2_grpc
 
 from services.cli.address import require_target
 from services.cli.bench.target import Protocol, Target
-from services.cli.channel import API_KEY_VARIABLE, open_channel
+from services.cli.channel import open_channel
 from services.cli.errors import CommandError, from_rpc
+from services.cli.program import API_KEY_VARIABLE
 
 SECONDS = 10.0
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"

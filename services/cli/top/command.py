@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from services.cli.errors import CommandError
+from services.cli.program import AUTHORITY_VARIABLE
 from services.cli.top.render import render
 from services.cli.top.scrape import Scrape, read
 from services.cli.top.snapshot import Snapshot
@@ -24,12 +26,20 @@ ONCE_SECONDS = 0.5  # between the two readings that give rates
 
 def top(http: str, interval: float, once: bool, as_json: bool) -> None:
     """Run the command. Raises CommandError when --once finds no gateway; Ctrl-C ends the live view as it should end."""
-    url = (http if "://" in http else f"http://{http}").rstrip("/")
+    url = _url(http)
     if once:
         _show(_once(url), as_json)
         return
     with suppress(KeyboardInterrupt):
         _watch(url, interval, as_json)
+
+
+def _url(http: str) -> str:
+    """Where to ask: with TLS when an authority is named, as the other commands do. Raises CommandError."""
+    if http.startswith("unix:"):
+        raise CommandError(f"--http {http}: only host:port and https://host:port can be read, not a unix socket")
+    scheme = "https" if os.environ.get(AUTHORITY_VARIABLE) else "http"
+    return (http if "://" in http else f"{scheme}://{http}").rstrip("/")
 
 
 def _once(url: str) -> Snapshot:

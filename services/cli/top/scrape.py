@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.channel import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
+from services.cli.channel import CERTIFICATE_VARIABLE, KEY_VARIABLE
 from services.cli.errors import CommandError
+from services.cli.program import AUTHORITY_VARIABLE, tls_hint
 
 SECONDS = 5.0
 
@@ -56,7 +57,9 @@ def read(url: str) -> Scrape:
         response.raise_for_status()
         return Scrape.parse(response.text, time.monotonic())
     except requests.ConnectionError as error:
-        raise CommandError(f"no gateway answers at {url}: start one, or name another with --http") from error
+        raise CommandError(
+            f"no gateway answers at {url}: start one, or name another with --http{tls_hint()}"
+        ) from error
     except (requests.RequestException, OSError, ValueError) as error:
         raise CommandError(f"{url}/metrics: {error}") from error
 

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import certifi
 import pytest
 from rich.console import Console
 
@@ -111,7 +112,18 @@ def test_no_line_is_longer_than_80_columns() -> None:
 
 
 def test_no_gateway_is_one_clear_line() -> None:
-    assert_one_line_failure(blink("top", "--once", "--http", "127.0.0.1:1"), "127.0.0.1:1", "--http")
+    done = blink("top", "--once", "--http", "127.0.0.1:1")
+    assert_one_line_failure(done, "http://127.0.0.1:1", "--http", "speaks TLS needs BLINK_TLS_AUTHORITY")
+
+
+def test_a_named_authority_means_tls() -> None:
+    authority = {"BLINK_TLS_AUTHORITY": certifi.where()}
+    done = blink("top", "--once", "--http", "127.0.0.1:1", environment=authority)
+    assert_one_line_failure(done, "https://127.0.0.1:1", "BLINK_TLS_AUTHORITY is set")
+
+
+def test_a_unix_socket_is_refused_by_name() -> None:
+    assert_one_line_failure(blink("top", "--once", "--http", "unix:/tmp/x.sock"), "unix:/tmp/x.sock", "host:port")
 
 
 def test_rates_are_over_the_time_between_readings_and_survive_a_restart() -> None:
