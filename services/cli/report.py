@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -60,8 +61,8 @@ class Report:
             details = " ".join(f"{key}={value}" for key, value in values.items() if key not in QUIET)
             self.say(f"{event.child.name}: {event.name} {details}".rstrip())
 
-    def started(self, model: str, address: str, workers: int, seconds: float) -> None:
-        """Everything serves."""
+    def started(self, model: str, address: str, workers: int, seconds: float, needs: Sequence[str] = ()) -> None:
+        """Everything serves. ``needs``: variables without which no client command gets in."""
         self._bar.stop()
         gateways = "1 gateway worker" if workers == 1 else f"{workers} gateway workers"
         self._console.print(
@@ -69,7 +70,8 @@ class Report:
         )
         flag = address_flag(address)
         generate, status = command("generate", '"Hello"', *flag), command("status", "--watch", *flag)
-        self.say(f"Try `{generate}` or `{status}` in another terminal; Ctrl-C drains and stops.")
+        told = f" with {' and '.join(needs)} set" if needs else ""
+        self.say(f"Try `{generate}` or `{status}` in another terminal{told}; Ctrl-C drains and stops.")
 
     def serving_http(self, address: str, tls: bool) -> None:
         """The OpenAI API serves too."""

@@ -17,11 +17,13 @@ from rich.console import Console
 from services.bootstrap.settings import BootstrapSettings
 from services.bootstrap.store import KNOWN_MODELS, ModelStore
 from services.cli.address import reserve
+from services.cli.channel import CERTIFICATE_VARIABLE, KEY_VARIABLE
 from services.cli.children import Child, Event
 from services.cli.errors import CommandError, StoppedError
 from services.cli.generate import TextStream
 from services.cli.leftovers import remove_leftovers, require_free
 from services.cli.model import fetch
+from services.cli.program import API_KEY_VARIABLE, AUTHORITY_VARIABLE
 from services.cli.report import Report
 from services.cli.supervisor import Supervisor
 from services.common.runtime import runtime_directory
@@ -88,7 +90,8 @@ def up(options: UpOptions) -> None:
         started = time.monotonic()
 
         def on_serving() -> None:
-            report.started(bootstrap_settings.model, listen, options.workers, time.monotonic() - started)
+            seconds, needs = time.monotonic() - started, _variables_of_callers(gateway_settings)
+            report.started(bootstrap_settings.model, listen, options.workers, seconds, needs)
             if gateway_settings.serves_http:
                 report.serving_http(http_listen, tls=gateway_settings.tls_certificate is not None)
             if sample:
@@ -140,6 +143,17 @@ def _process_flags(options: UpOptions) -> dict[str, list[str]]:
     if lanes < options.workers:
         raise CommandError(f"--workers is {options.workers}, but bootstrap has {lanes} lanes: --set bootstrap.lanes=N")
     return flags
+
+
+def _variables_of_callers(settings: GatewaySettings) -> list[str]:
+    """What `generate` and `status` need in their environment to get in (docs/security.md)."""
+    asked = {
+        AUTHORITY_VARIABLE: settings.tls_certificate,
+        CERTIFICATE_VARIABLE: settings.tls_client_authority,
+        KEY_VARIABLE: settings.tls_client_authority,
+        API_KEY_VARIABLE: settings.api_keys,
+    }
+    return [variable for variable, setting in asked.items() if setting is not None]
 
 
 def _reserve_http(settings: GatewaySettings, workers: int) -> AbstractContextManager[str]:
