@@ -31,3 +31,9 @@ def assert_one_line_failure(done: subprocess.CompletedProcess[str], *words: str)
     assert len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in words), lines[0]
     assert "Traceback" not in done.stderr
+
+
+def shown_key(stderr: str) -> str:
+    """The key that ``blink key new`` has shown."""
+    (key,) = (line for line in stderr.splitlines() if line.startswith("bk-"))
+    return key

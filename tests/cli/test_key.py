@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.dpu_gateway.access.keys import KeyFile
-from tests.cli.run_blink import assert_one_line_failure, blink
+from tests.cli.run_blink import assert_one_line_failure, blink, shown_key
 from tests.dpu_gateway.harness import gateway
 from tests.support.stand_in_engine import Behaviour
 
@@ -18,9 +18,9 @@ def test_what_is_printed_is_a_key_file_that_knows_the_key(tmp_path: Path) -> Non
     for name, flags in (("team-a", LIMITS), ("b", [])):
         done = blink("key", "new", name, *flags)
         assert done.returncode == 0, done.stderr
-        (key,) = (line.removeprefix("#   ") for line in done.stdout.splitlines() if line.startswith("#   "))
+        key = shown_key(done.stderr)
         with path.open("a") as file:
-            file.write("".join(line + "\n" for line in done.stdout.splitlines() if not line.startswith("#")))
+            file.write(done.stdout)
         found = KeyFile(path).find(key)
         assert found is not None
         assert found.name == name
@@ -35,9 +35,9 @@ def test_a_name_that_no_file_could_hold_is_refused(name: str) -> None:
 
 
 async def test_commands_send_the_key_of_the_environment(tmp_path: Path) -> None:
-    lines = blink("key", "new", "me").stdout.splitlines()
-    key = next(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
-    (tmp_path / "keys.toml").write_text("\n".join(line for line in lines if not line.startswith("#")))
+    made = blink("key", "new", "me")
+    key = shown_key(made.stderr)
+    (tmp_path / "keys.toml").write_text(made.stdout)
     async with gateway(Behaviour(), api_keys=tmp_path / "keys.toml") as system:
         address = f"unix:{system.directory / 'api-0.sock'}"
         arguments = ("generate", "abc", "--max-tokens", "3", "--address", address)

@@ -10,7 +10,7 @@ import openai
 import pytest
 import trustme
 
-from tests.cli.run_blink import assert_one_line_failure, blink
+from tests.cli.run_blink import assert_one_line_failure, blink, shown_key
 from tests.e2e.conftest import Launch
 from tests.e2e.product import LIMIT
 
@@ -22,9 +22,9 @@ def test_the_command_and_openais_client_reach_a_protected_product(launch: Launch
     certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     key_file.write_bytes(issued.private_key_pem.bytes())
     trusted.write_bytes(authority.cert_pem.bytes())
-    lines = blink("key", "new", "me", "--concurrent-requests", "2").stdout
-    keys.write_text(lines)
-    key = next(line.removeprefix("#   ") for line in lines.splitlines() if line.startswith("#   "))
+    made = blink("key", "new", "me", "--concurrent-requests", "2")
+    keys.write_text(made.stdout)
+    key = shown_key(made.stderr)
     settings = {"tls_certificate": certificate, "tls_key": key_file, "api_keys": keys}
     flags = [flag for name, path in settings.items() for flag in ("--set", f"gateway.{name}={path}")]
     product = launch("--workers", "2", *flags)
