@@ -6,8 +6,8 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-cluster test-node lint-chart test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma install cuda \
-  lint types imports format lock clean model helm
+.PHONY: run test test-cluster test-node lint-chart test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma \
+  test-rdma-pypi test-aarch64 qemu install cuda lint types imports format lock clean model helm
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -43,14 +43,20 @@ sanitize-gpu: install cuda
 	$(BIN)/python -m bench.sanitize
 
 # In an emulated machine with soft-RoCE (docs/rdma.md): no RDMA hardware, no KVM and, once qemu is there, no root.
-test-rdma: install
+test-rdma: install qemu
+	$(BIN)/pytest -m rdma -n 0 tests/rdma
+
+# The same with PyPI's pyverbs and its rdma-core in place of Debian's, compiled once in a few minutes.
+test-rdma-pypi: install qemu
+	pyverbs=$$($(BIN)/python -m tests.rdma.vm.pypi) && BLINK_PYVERBS=$$pyverbs $(BIN)/pytest -m rdma -n 0 tests/rdma
+
+qemu:
 	@command -v qemu-system-x86_64 >/dev/null || { \
 	  if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
 	    echo "blink needs one more package for this, installing: qemu-system-x86"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	      apt-get install -qq --yes --no-install-recommends qemu-system-x86 >/dev/null; \
 	  else echo "blink needs one more package for this: apt-get install qemu-system-x86"; exit 1; fi; }
-	$(BIN)/pytest -m rdma -n 0 tests/rdma
 
 # The gateway on an emulated Arm processor, as a DPU has them: with the wheels that it would install there, and its image.
 test-aarch64: install model

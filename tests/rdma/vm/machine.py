@@ -49,6 +49,7 @@ def run_tests(tests: list[str]) -> tuple[list[dict[str, Any]], str]:
             "BLINK_PACKAGES": site.getsitepackages()[0],
             "BLINK_TESTS": "\n".join(tests),
             "BLINK_MODEL_FILE": str(model),
+            "BLINK_PYVERBS": os.environ.get("BLINK_PYVERBS", ""),  # a folder in the repository; Debian's if none
         }
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
         initramfs.build(root, REPOSITORY / "tests/rdma/vm/init.sh", exports, image)

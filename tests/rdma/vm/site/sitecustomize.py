@@ -2,5 +2,8 @@
 
 import os
 import site
+import sys
 
 site.addsitedir(os.environ["BLINK_PACKAGES"])
+if os.environ["BLINK_PYVERBS"]:  # another one than Debian's
+    sys.path.insert(0, os.environ["BLINK_PYVERBS"])
