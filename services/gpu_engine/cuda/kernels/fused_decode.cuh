@@ -7,7 +7,6 @@
 //
 // Each phase waits for the whole one before it, seven a layer: norm, QKV, attention, output, norm, gate-up with SwiGLU,
 // down; then the last norm and the logits. Bits are those of the separate kernels. Bound by memory: 2 bytes a weight.
-//
 #pragma once
 
 #include "attention_decode.cuh"
