@@ -192,11 +192,14 @@ class StepExecutor:
         """``swiglu`` of the gate and up that begin with ``gate``, if it can be used for so many tokens."""
         if matrix := self._weights.fp8(gate):
             assert self._fp8
-            if fuses := self._fp8.fuses_swiglu(m):
-                self._fp8.swiglu(stream, x, matrix, out, m=m, n=n, k=k)
-        elif fuses := self.products.fuses_swiglu(m):
-            self.products.swiglu(stream, x, self._weights.address(gate), out, m=m, n=n, k=k)
-        return fuses
+            if not self._fp8.fuses_swiglu(m):
+                return False
+            self._fp8.swiglu(stream, x, matrix, out, m=m, n=n, k=k)
+            return True
+        if not self.products.fuses_swiglu(m):
+            return False
+        self.products.swiglu(stream, x, self._weights.address(gate), out, m=m, n=n, k=k)
+        return True
 
     def rotary(self, stream: Stream, layer: Attention, tokens: int) -> None:
         """Launch the norms of heads, the rotation and the write of keys and values."""

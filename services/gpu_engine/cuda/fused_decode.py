@@ -202,7 +202,7 @@ class FusedDecode:
             **buffers,
             layer_count=self._layer_count,
             eps=config.norm_eps,
-            scale=config.head_dim**-0.5 * 1.4426950408889634,  # scores in powers of two: exp(x) = 2^(x log2 e)
+            scale=self._geometry.score_scale,
         )
 
 

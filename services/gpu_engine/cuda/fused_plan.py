@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import astuple, dataclass
 
-from services.gpu_engine.cuda.skinny_schedule import DEPTH
+from services.gpu_engine.cuda.skinny_schedule import DEPTH, ratio_up
 from services.gpu_engine.models.config import ModelConfig
 
 GROUP = 16  # rows of a warp: tiles are multiples
@@ -46,13 +46,13 @@ class ProductPlan:
     @classmethod
     def of(cls, weight_rows: int, depth: int, blocks: int, *, outputs: int) -> ProductPlan:
         """As few rows as possible for the block with the most of ``blocks``; then stages as long as fit a slot."""
-        groups = _ratio_up(_ratio_up(weight_rows, GROUP), blocks)  # that a block has at least
-        least = _ratio_up(groups, MOST_GROUPS)
-        run = min(range(least, least + MOST_GROUPS), key=lambda run: run * _ratio_up(groups, run))
-        rows = GROUP * _ratio_up(groups, run)
-        chunks = _ratio_up(depth, DEPTH)
+        groups = ratio_up(ratio_up(weight_rows, GROUP), blocks)  # that a block has at least
+        least = ratio_up(groups, MOST_GROUPS)
+        run = min(range(least, least + MOST_GROUPS), key=lambda run: run * ratio_up(groups, run))
+        rows = GROUP * ratio_up(groups, run)
+        chunks = ratio_up(depth, DEPTH)
         boxes = next(count for count in BOXES if chunks % count == 0 and count * rows <= STAGE_ROWS)
-        return cls(outputs, rows, _ratio_up(weight_rows, rows), run, boxes, chunks // boxes)
+        return cls(outputs, rows, ratio_up(weight_rows, rows), run, boxes, chunks // boxes)
 
     def as_argument(self) -> CProduct:
         return CProduct(*astuple(self))
@@ -69,7 +69,3 @@ def product_plans(config: ModelConfig, blocks: int) -> tuple[ProductPlan, ...]:
         (config.vocabulary, hidden, config.vocabulary),
     )
     return tuple(ProductPlan.of(rows, depth, blocks, outputs=outputs) for rows, depth, outputs in shapes)
-
-
-def _ratio_up(value: int, divisor: int) -> int:
-    return -(-value // divisor)

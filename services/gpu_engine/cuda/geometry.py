@@ -54,6 +54,11 @@ class Geometry:
         return self.config.heads // self.config.kv_heads
 
     @property
+    def score_scale(self) -> float:
+        """Of attention's scores, in powers of two: exp(x) = 2^(x log2 e)."""
+        return float(self.config.head_dim**-0.5) * 1.4426950408889634
+
+    @property
     def qkv_width(self) -> int:
         """Columns of the fused projection: queries, keys, values."""
         return self.config.query_width + 2 * self.config.kv_width

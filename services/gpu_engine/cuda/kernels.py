@@ -87,8 +87,7 @@ class Kernels:
         self, stream: Stream, layer: int, *, qkv: int, tokens: int, layer_pages: int, pages: int, out: int
     ) -> None:
         """``pages`` is how many a layer has."""
-        head_dim = self._geometry.config.head_dim
-        scale = c_float(head_dim**-0.5 * 1.4426950408889634)  # scores in powers of two: exp(x) = 2^(x log2 e)
+        scale = c_float(self._geometry.score_scale)
         maps = query_map(self._geometry, qkv, tokens), page_map(self._geometry, layer_pages, pages)
         arguments = (self._step, self._work, c_uint32(layer), *maps, pointer(qkv), pointer(layer_pages), pointer(out))
         grid = (self._attention_grid, 1, 1)

@@ -35,10 +35,10 @@ class Schedule:
     @classmethod
     def of(cls, rows: int, weight_rows: int, multiprocessors: int) -> Schedule:
         """Tiles of ``rows``, with the shortest run that leaves no more blocks than multiprocessors."""
-        return cls(rows, _ratio_up(weight_rows, rows * multiprocessors))
+        return cls(rows, ratio_up(weight_rows, rows * multiprocessors))
 
     def blocks(self, weight_rows: int) -> int:
-        return _ratio_up(_ratio_up(weight_rows, self.rows), self.run)
+        return ratio_up(ratio_up(weight_rows, self.rows), self.run)
 
     def stage_bytes(self, width: int) -> int:
         return (self.rows + width) * ROW_BYTES
@@ -52,7 +52,7 @@ class Schedule:
 
     def shared_bytes(self, width: int) -> int:
         """Barriers, ring, and the room that products of fewer rows than a warpgroup's read behind it."""
-        behind = (_ratio_up(self.rows, GROUP_ROWS) * GROUP_ROWS - self.rows) * ROW_BYTES
+        behind = (ratio_up(self.rows, GROUP_ROWS) * GROUP_ROWS - self.rows) * ROW_BYTES
         return BARRIER_BYTES + self.stages(width) * self.stage_bytes(width) + behind
 
 
@@ -66,5 +66,5 @@ def schedules(weight_rows: int, multiprocessors: int) -> list[Schedule]:
     return sorted(found, key=lambda schedule: (schedule.rows < FEW_ROWS, schedule.run * schedule.rows, schedule.run))
 
 
-def _ratio_up(value: int, divisor: int) -> int:
+def ratio_up(value: int, divisor: int) -> int:
     return -(-value // divisor)
