@@ -18,6 +18,7 @@ from kubernetes.aio.client import ApiClient, CustomObjectsApi
 from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.apply.api import describe
+from services.colocation.apply.executor import CALL_ERRORS
 from services.colocation.observe.objects import timestamp
 from services.colocation.settings import OperatorSettings
 from services.common.logging import get_logger
@@ -68,7 +69,7 @@ class Election:
         try:
             async with asyncio.timeout(self._seconds * GIVE_UP / 2):
                 return await self._try_to_take()
-        except (ApiException, OSError, TimeoutError) as error:
+        except CALL_ERRORS as error:
             get_logger().warning("lease_unreachable", error=describe(error))
             return False
 

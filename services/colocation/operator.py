@@ -12,7 +12,7 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.config import load_config
 from prometheus_client import start_http_server
 
-from services.colocation.apply.api import Api
+from services.colocation.apply.api import Api, describe
 from services.colocation.apply.executor import CALL_ERRORS, Executor
 from services.colocation.leader import Election
 from services.colocation.metrics import OperatorMetrics
@@ -143,7 +143,7 @@ async def _answer(ask: Callable[[], Awaitable[bool]]) -> bool:
         try:
             return await ask()
         except CALL_ERRORS as error:
-            get_logger().warning("api_unreachable", error=str(error))
+            get_logger().warning("api_unreachable", error=describe(error))
             await asyncio.sleep(RETRY_SECONDS)
 
 

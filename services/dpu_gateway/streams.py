@@ -135,7 +135,8 @@ class Stream:
             self.error = error
             self._tokens, self._entries, self._unsent = [], [], 0
             self.wake()
-            if self._write_limit is not None:  # a client that does not read would let the write wait for ever
+            # A client that does not read would let the write wait for ever. A limit that has expired can't be moved.
+            if self._write_limit is not None and not self._write_limit.expired():
                 self._write_limit.reschedule(asyncio.get_running_loop().time() + LAST_WRITE_SECONDS)
 
     def wake(self) -> None:

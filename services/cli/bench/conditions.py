@@ -12,7 +12,7 @@ from services.cli.bench.neighbours import Neighbours
 from services.cli.bench.report import Interference
 from services.cli.errors import CommandError
 
-LOCAL_HOSTS = {"127.0.0.1", "localhost", "[::1]", "::1"}
+LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 
 
 class Account:

@@ -31,10 +31,6 @@ class Repeat:
     def outcomes(self) -> list[Outcome]:
         return [outcome for share in self.shares for outcome in share.outcomes]
 
-    @property
-    def client_cpu_seconds(self) -> float:
-        return sum(share.cpu_seconds for share in self.shares)
-
 
 def summarize(
     load: float, repeats: Sequence[Repeat], slo: Slo | None, max_lateness: float, interference: Interference | None

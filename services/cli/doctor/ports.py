@@ -15,7 +15,6 @@ from services.cli.top.scrape import read
 
 ASK_SECONDS = 3.0
 INFERENCE = "blink.v1.Inference"
-HTTP_OFF = "off"
 _LISTENING = "0A"
 
 Asks = Callable[[str], bool]

@@ -9,6 +9,8 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from services.colocation.apply.api import Api, describe
 from services.colocation.apply.executor import CALL_ERRORS
+from services.colocation.leader import Election
+from services.colocation.settings import OperatorSettings
 
 
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,6 +33,14 @@ async def test_a_server_that_hangs_up_or_garbles_ends_a_call_and_not_a_round(ans
         with pytest.raises(CALL_ERRORS) as caught:
             await Api(client).patch_pool("p", {"status": {}})
     assert describe(caught.value)
+
+
+@pytest.mark.parametrize("answer", [hang_up, garble])
+async def test_a_server_that_hangs_up_or_garbles_costs_the_election_one_try(answer: object) -> None:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)  # type: ignore[arg-type]
+    port = server.sockets[0].getsockname()[1]
+    async with server, ApiClient(Configuration(host=f"http://127.0.0.1:{port}")) as client:
+        assert not await Election(client, OperatorSettings())._take()
 
 
 async def test_a_server_that_is_not_there_ends_a_call_and_not_a_round() -> None:
