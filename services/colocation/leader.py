@@ -7,7 +7,6 @@ clocks that differ do no harm, and a holder gives up before others may take over
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -51,8 +50,9 @@ class Election:
                 await self._hold(acting)
             finally:
                 acting.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await acting
+                await asyncio.wait([acting])  # to await the task itself would mix its cancellation up with ours
+            if not acting.cancelled():
+                acting.result()
             get_logger().warning("lease_lost", lease=f"{self._namespace}/{self._name}")
 
     async def _hold(self, acting: asyncio.Task[None]) -> None:
