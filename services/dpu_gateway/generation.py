@@ -23,6 +23,7 @@ from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.metrics.gateway import GatewayMetrics
 from services.dpu_gateway.metrics.request import RequestMetrics
 from services.dpu_gateway.model import Model
+from services.dpu_gateway.names import Claim
 from services.dpu_gateway.output import OutputText
 from services.dpu_gateway.request import ChatPrompt, Request, TextPrompt, parse_request, token_budget
 from services.dpu_gateway.session import Session
@@ -36,6 +37,7 @@ FINISHED = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.TIME_LIMIT: pb.FINISH_REASON_TIME_LIMIT,
+    FinishReason.QUEUE_FULL: pb.FINISH_REASON_CANCELLED,  # of an aborted request; for any other it is a failure
 }
 
 
@@ -137,16 +139,16 @@ class Generations:
     ) -> None:
         prompt: list[int] | None = None
         try:
-            while True:
-                stream, prompt = await self._submit(session, name, request, prompt)
-                metrics.submitted(session.model.card.name, len(prompt))
-                try:
-                    if await _may_try_again(session, stream, request.priority):
-                        continue
-                    await self._stream(session, stream, request, len(prompt), meter=meter, metrics=metrics, write=write)
-                    break
-                finally:
-                    session.give_up(stream, UnavailableError("the stream has ended", self._retry_after))
+            claim = session.claim(name)
+            try:
+                while True:
+                    stream, prompt = await self._submit(session, claim, request, prompt)
+                    metrics.submitted(session.model.card.name, len(prompt))
+                    if not await _may_try_again(session, stream, request.priority):
+                        break
+                await self._stream(session, stream, request, len(prompt), meter=meter, metrics=metrics, write=write)
+            finally:
+                session.leave(claim, UnavailableError("the stream has ended", self._retry_after))
         except FieldError as error:
             self._log.debug("request_invalid", field=error.field)  # the rest may quote the prompt
             raise
@@ -157,12 +159,12 @@ class Generations:
             raise
 
     async def _submit(
-        self, session: Session, name: RequestName, request: Request, prompt: list[int] | None
+        self, session: Session, claim: Claim, request: Request, prompt: list[int] | None
     ) -> tuple[Stream, list[int]]:
         """Tokenize, unless that was done, and write into the lane; the stream and the prompt's ids. The slot is
         reserved first, so that a full gateway refuses at once and tokenizes nothing."""
         try:
-            slot = await session.reserve(name, request.priority)
+            slot = await session.reserve(request.priority)
         except RingError as error:
             raise UnavailableError(str(error), self._retry_after) from error
         try:
@@ -173,12 +175,12 @@ class Generations:
                 if self.link.session is not session:
                     raise UnavailableError("the engine was lost before the request began", self._retry_after)
                 try:
-                    return session.submit(name, request, slot, prompt, budget), prompt
+                    return session.submit(claim, request, slot, prompt, budget), prompt
                 except OverloadedError:  # the arena is full
                     if not await session.make_room(request.priority, record_bytes(len(prompt), budget)):
                         raise
         except BaseException as error:
-            session.release(name, slot)
+            session.release(slot)
             if isinstance(error, RingError):
                 raise UnavailableError(str(error), self._retry_after) from error
             raise
@@ -249,7 +251,9 @@ async def _may_try_again(session: Session, stream: Stream, priority: int) -> boo
     request of lower priority gave way."""
     await stream.wait()
     stream.wake()  # for whoever waits next
-    return stream.finish is FinishReason.QUEUE_FULL and stream.error is None and await session.make_room(priority)
+    if stream.finish is not FinishReason.QUEUE_FULL or stream.error is not None or stream.abort_requested:
+        return False
+    return await session.make_room(priority)
 
 
 async def _encode(request: Request, model: Model) -> list[int]:

@@ -18,6 +18,7 @@ from services.dpu_gateway.cadence import Cadence
 from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError
 from services.dpu_gateway.liveness import Liveness
 from services.dpu_gateway.model import Model
+from services.dpu_gateway.names import Claim, Names
 from services.dpu_gateway.reader import TokenReader
 from services.dpu_gateway.request import Request
 from services.dpu_gateway.settings import GatewaySettings
@@ -71,28 +72,21 @@ class Session:
         )
         self._ticker: Ticker | None = None  # while run
         self._status: PendingRead | None = None  # the last look at the header, perhaps under way
-        self._streams: dict[RequestName, Stream | None] = {}  # None: not submitted yet
-        self._early_aborts: set[RequestName] = set()  # of requests not submitted yet
+        self._names = Names()
         self._shed: dict[int, asyncio.Future[None]] = {}  # by slot: done when the engine has let go of it
         self._promised = 0  # slots that are being freed for somebody
 
     # Requests
 
-    async def reserve(self, name: RequestName, priority: int = 0) -> int:
+    def claim(self, name: RequestName) -> Claim:
+        """Make the name this request's until the engine has finished it or ``leave``. Raises FieldError."""
+        return self._names.claim(name)
+
+    async def reserve(self, priority: int = 0) -> int:
         """A slot for a request that will be submitted or given back; a waiting one of lower priority may lose its.
 
-        Raises OverloadedError or FieldError, and RingError or UnavailableError when the lane is lost.
+        Raises OverloadedError, and RingError or UnavailableError when the lane is lost.
         """
-        if name in self._streams:
-            raise FieldError("request_id", f"{name.request_id!r} is in use by a running request")
-        self._streams[name] = None
-        try:
-            return await self._take_slot(priority)
-        except BaseException:
-            self._unname(name)
-            raise
-
-    async def _take_slot(self, priority: int) -> int:
         slot = await self._slots.take() if self._slots.available > self._promised else None
         while slot is None:
             self._promised += 1
@@ -127,14 +121,9 @@ class Session:
         await gone
         return True
 
-    def release(self, name: RequestName, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Give back a reservation."""
-        self._unname(name)
         self._slots.untake(slot)
-
-    def _unname(self, name: RequestName) -> None:
-        del self._streams[name]
-        self._early_aborts.discard(name)
 
     def _arena_bytes_below(self, priority: int) -> int:
         """What would be free without those that may be shed for ``priority``, in however many pieces."""
@@ -145,8 +134,8 @@ class Session:
         """Await it before ``submit``: over a link that does not keep up, its writes would wait. Raises RingError."""
         await room(self._transport)
 
-    def submit(self, name: RequestName, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
-        """Write the request into the lane. The reservation becomes the stream's.
+    def submit(self, claim: Claim, request: Request, slot: int, prompt: list[int], max_tokens: int) -> Stream:
+        """Write the request into the lane. The reservation becomes the stream's, and the stream the claim's.
 
         Raises:
             OverloadedError: the arena has no room for it now.
@@ -170,30 +159,33 @@ class Session:
             self._arena.free(span)
             raise
         tag = submission_tag(position)
-        stream = Stream(
-            name,
+        stream = claim.stream = Stream(
+            claim.name,
             slot=slot,
             position=position,
             tag=tag,
             span=span,
             with_logprobs=request.logprobs is not None,
         )
-        self._streams[name] = stream
         self._reader.add(stream)
         self._waiting.add(slot, position, request.priority)
-        if name in self._early_aborts:
-            self._early_aborts.remove(name)
-            self.abort(name)
+        if claim.aborted:
+            self._abort(stream)
         self._cadence.hurry()
         if self._ticker is not None:
             self._ticker.set_period(self._cadence.period)
         return stream
 
-    def give_up(self, stream: Stream, error: GatewayError) -> None:
-        """Nobody waits for ``stream`` any more: its id is free at once, its slot after the engine's FINISH."""
+    def leave(self, claim: Claim, error: GatewayError) -> None:
+        """Nobody waits for the request any more: its name is free at once, its slot after the engine's FINISH."""
+        if claim.stream is not None:
+            self._give_up(claim.stream, error)
+        self._names.free(claim)
+
+    def _give_up(self, stream: Stream, error: GatewayError) -> None:
         self._cancel(stream)
         stream.fail(error)
-        self._forget(stream)
+        self._names.free_of(stream)
 
     def _cancel(self, stream: Stream) -> None:
         if stream.finish is FinishReason.NONE:
@@ -202,15 +194,17 @@ class Session:
 
     def abort(self, name: RequestName) -> bool:
         """Cancel by name; its stream finishes as CANCELLED. Whether there was such a request."""
-        if name not in self._streams:
+        claim = self._names.find(name)
+        if claim is None:
             return False
-        stream = self._streams[name]
-        if stream is None:
-            self._early_aborts.add(name)
-            return True
+        claim.aborted = True
+        if claim.stream is not None:
+            self._abort(claim.stream)
+        return True
+
+    def _abort(self, stream: Stream) -> None:
         stream.abort_requested = True
         self._cancel(stream)
-        return True
 
     def fail_all(self, error: GatewayError) -> None:
         """End every open stream with ``error``."""
@@ -236,7 +230,8 @@ class Session:
 
     def _finished(self, stream: Stream) -> None:
         self._arena.free(stream.span)
-        self._forget(stream)
+        if stream.finish is not FinishReason.QUEUE_FULL:  # that one may be tried again
+            self._names.free_of(stream)
         if stream.finish in NEVER_IN_SLOT and not stream.accepted:
             self._slots.untake(stream.slot)
         else:
@@ -246,7 +241,7 @@ class Session:
             gone.set_result(None)
 
     def _too_slow(self, stream: Stream) -> None:
-        self.give_up(
+        self._give_up(
             stream,
             OverloadedError(
                 Overload.SLOW_READER,
@@ -254,10 +249,6 @@ class Session:
                 self._settings.retry_after,
             ),
         )
-
-    def _forget(self, stream: Stream) -> None:
-        if self._streams.get(stream.name) is stream:
-            del self._streams[stream.name]
 
     # The worker's one loop
 

@@ -182,7 +182,7 @@ class Stream:
         match self._finish:
             case FinishReason.REJECTED:
                 raise EngineRejectedError(_reject_name(self._reject_code))
-            case FinishReason.QUEUE_FULL:
+            case FinishReason.QUEUE_FULL if not self.abort_requested:
                 raise OverloadedError(Overload.QUEUE_FULL, "the engine's queue is full", retry_after)
             case FinishReason.SHUTDOWN:
                 raise UnavailableError("the engine is shutting down", retry_after)

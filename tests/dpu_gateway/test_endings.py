@@ -13,6 +13,7 @@ from blink.v1 import inference_pb2 as pb
 from blink.v1 import inference_pb2_grpc
 from google.protobuf.duration_pb2 import Duration
 
+from services.dpu_gateway.errors import UnavailableError
 from services.dpu_gateway.streams import RequestName
 from services.dpu_gateway.tokenizer import PromptEncoder
 from services.ring.schema import FinishReason
@@ -238,8 +239,8 @@ async def test_random_cancels_give_every_slot_and_all_of_the_arena_back() -> Non
 async def test_an_abort_of_what_was_never_submitted_does_not_end_a_later_request_of_that_id() -> None:
     async with gateway() as system:
         mine = RequestName("", "mine")
-        slot = await system.session.reserve(mine)
+        claim = system.session.claim(mine)
         assert system.session.abort(mine)
-        system.session.release(mine, slot)
+        system.session.leave(claim, UnavailableError("gone", 0))
         result = await collect(system.inference().Generate(text_request(request_id="mine", stop=max_tokens(5))))
         assert (result.finished.reason, len(result.ids)) == (pb.FINISH_REASON_LENGTH, 5)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import openai
 import pytest
-from blink.v1 import control_pb2
+from blink.v1 import control_pb2, inference_pb2
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
@@ -123,6 +125,56 @@ async def test_a_full_queue_of_the_engine_sheds_too() -> None:
         assert load.ended() == {"3", "low"}
         assert int(system.engine.lanes[0].finished[FinishReason.QUEUE_FULL]) == 2
         await load.stop()
+
+
+@asynccontextmanager
+async def standing_with_a_full_queue() -> AsyncIterator[tuple[Gateway, Load]]:
+    """Four requests, the last of them of low priority, a fifth that is in the lane, and an engine that stands still
+    until the test lets it step or go on."""
+    behaviour = Behaviour(max_running=1, max_requests=4, tokens_per_second=SLOW)
+    async with gateway(behaviour, heartbeat_timeout=60) as system:
+        load = Load(system)
+        await load.fill([0, 0, 0, -1])
+        system.engine.die()
+        free = system.session.free_arena_bytes
+        request = text_request(request_id="high", priority=1, stop=max_tokens(40))
+        load.running["high"] = asyncio.create_task(collect(system.inference().Generate(request)))
+        await until(lambda: system.session.free_arena_bytes < free)  # it is in the lane
+        yield system, load
+        await load.stop()
+
+
+async def abort(system: Gateway, name: str) -> bool:
+    return (await system.inference().Abort(inference_pb2.AbortRequest(request_id=name))).found
+
+
+async def ends_as_aborted(load: Load) -> None:
+    """The request that found the queue full, once the engine goes on."""
+    load.system.engine.start()
+    result = await load.running["high"]
+    assert result.finished.reason == inference_pb2.FINISH_REASON_CANCELLED, result.details
+    assert not result.ids
+    assert not await abort(load.system, "high")
+
+
+async def test_an_abort_before_a_full_queue_refuses_ends_the_request_and_sheds_nobody() -> None:
+    async with standing_with_a_full_queue() as (system, load):
+        assert await abort(system, "high")
+        await ends_as_aborted(load)
+        assert load.ended() == {"high"}
+
+
+@pytest.mark.parametrize("room", [4, 3], ids=["that finds room", "that finds none"])
+async def test_an_abort_while_room_is_made_ends_the_request_at_its_second_try(room: int) -> None:
+    async with standing_with_a_full_queue() as (system, load):
+        assert system.engine.step()
+        await until(lambda: load.ended() == {"3"})
+        twin = await collect(system.inference().Generate(text_request(request_id="high")))
+        assert "'high' is in use" in twin.details
+        assert await abort(system, "high")
+        system.behaviour.max_requests = room
+        await ends_as_aborted(load)
+        assert load.ended() == {"3", "high"}
 
 
 async def test_a_full_arena_sheds_as_many_as_are_needed_and_nobody_in_vain() -> None:

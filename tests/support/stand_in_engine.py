@@ -81,7 +81,8 @@ class StandInEngine:
                 self._stopped.wait(self.behaviour.idle_sleep)
 
     def start(self) -> None:
-        """Serve in a thread."""
+        """Serve in a thread, also one that died: it goes on where it stood."""
+        self._stopped.clear()
         self._thread = threading.Thread(target=self.run, name="stand-in-engine", daemon=True)
         self._thread.start()
 
