@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -13,13 +12,13 @@ import numpy.typing as npt
 
 from services.dpu_gateway.arena import Arena
 from services.dpu_gateway.arrival import arrive, room
-from services.dpu_gateway.cache_salt import salt_words
 from services.dpu_gateway.cadence import Cadence
 from services.dpu_gateway.errors import FieldError, GatewayError, Overload, OverloadedError
 from services.dpu_gateway.liveness import Liveness
 from services.dpu_gateway.model import Model
 from services.dpu_gateway.names import Claim, Names
 from services.dpu_gateway.reader import TokenReader
+from services.dpu_gateway.record import record_of
 from services.dpu_gateway.request import Request
 from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.slots import SlotTracker
@@ -29,8 +28,7 @@ from services.dpu_gateway.waiting import Waiting
 from services.ring.errors import RingError
 from services.ring.header import RingInfo, RingStatus, parse_status, start_status
 from services.ring.lane import LaneClient
-from services.ring.record import pack_record
-from services.ring.schema import DescriptorFlag, FinishReason, record_bytes, submission_tag
+from services.ring.schema import FinishReason, record_bytes, submission_tag
 from services.ring.transport import PendingRead, Transport
 
 LOOKS_PER_LEASE = 10  # each look renews the lease when that is due
@@ -153,7 +151,7 @@ class Session:
         if span is None:
             raise OverloadedError(Overload.ARENA_FULL, "the gateway's prompt arena is full", self._settings.retry_after)
         try:
-            record = _pack(request, slot, prompt, max_tokens, self.model.card.fingerprint)
+            record = record_of(request, slot, prompt, max_tokens, self.model.card.fingerprint)
             position = self.lane.submit(record, span)
         except BaseException:
             self._arena.free(span)
@@ -296,35 +294,3 @@ class Session:
                     self._transport.flush()
         finally:
             self._transport.close()
-
-
-def _pack(request: Request, slot: int, prompt: list[int], max_tokens: int, fingerprint: str) -> bytes:
-    sampling = request.sampling
-    flags = DescriptorFlag(0)
-    if request.ignore_eos:
-        flags |= DescriptorFlag.IGNORE_EOS
-    if request.logprobs is not None:
-        flags |= DescriptorFlag.LOGPROBS
-    if request.no_prefix_cache:
-        flags |= DescriptorFlag.NO_PREFIX_CACHE
-    return pack_record(
-        prompt,
-        slot=slot,
-        max_tokens=max_tokens,
-        request_id=int.from_bytes(hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()),
-        seed=request.seed,
-        min_tokens=request.min_tokens,
-        priority=request.priority,
-        time_limit_ms=request.time_limit_ms,
-        flags=flags,
-        top_logprobs=request.logprobs or 0,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        top_k=sampling.top_k,
-        stop_tokens=request.stop_token_ids,
-        cache_salt=salt_words(fingerprint, request.cache_salt),
-    )

@@ -208,7 +208,7 @@ async def test_a_rejection_by_the_engine_is_our_fault_and_names_the_code(monkeyp
     async with gateway() as system:
         with monkeypatch.context() as patch:
             patch.setattr(
-                "services.dpu_gateway.session.pack_record", lambda _prompt, **fields: pack_record((), **fields)
+                "services.dpu_gateway.record.pack_record", lambda _prompt, **fields: pack_record((), **fields)
             )
             result = await generate(system, text_request())
         assert result.code is grpc.StatusCode.INTERNAL
