@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import defaultdict
@@ -71,20 +70,3 @@ def increase(before: Scrape, now: Scrape, name: str) -> dict[str, float]:
         label: value - old.get(label, 0.0) if value >= old.get(label, 0.0) else value
         for label, value in now.by_label(name).items()
     }
-
-
-def quantile(buckets: Mapping[str, float], share: float) -> float | None:
-    """Within the bucket that holds it by linear interpolation, as Prometheus' histogram_quantile; None without samples.
-
-    ``buckets``: cumulative counts by upper bound. Beyond the last finite bound it is that bound.
-    """
-    bounds = sorted((math.inf if bound == "+Inf" else float(bound), count) for bound, count in buckets.items())
-    if not bounds or not bounds[-1][1]:
-        return None
-    wanted = share * bounds[-1][1]
-    low, below = 0.0, 0.0
-    for bound, count in bounds:
-        if count >= wanted and count > below:
-            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / (count - below)
-        low, below = bound, count
-    return low

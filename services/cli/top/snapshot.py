@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.cli.top.scrape import Scrape, increase, quantile
+from services.cli.top.scrape import Scrape, increase
+from services.common.histogram import quantile
 
 HISTOGRAMS = {
     "ttft": "blink_time_to_first_token_seconds",
@@ -100,7 +101,7 @@ class Snapshot:
 
 
 def _latency(before: Scrape, now: Scrape, name: str) -> Latency:
-    buckets = increase(before, now, f"{name}_bucket")
+    buckets = {float(bound): count for bound, count in increase(before, now, f"{name}_bucket").items()}
     count = int(sum(increase(before, now, f"{name}_count").values()))
 
     def at(share: float) -> float | None:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.colocation.decision.model import Reading
 from services.colocation.errors import ScrapeError
-from services.colocation.slo.quantile import add, increase, quantile
+from services.common.histogram import add, increase, quantile
 
 TTFT = "blink_time_to_first_token_seconds"
 TPOT = "blink_request_time_per_output_token_seconds"

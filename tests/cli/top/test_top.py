@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.top.render import render
-from services.cli.top.scrape import Scrape, increase, quantile
+from services.cli.top.scrape import Scrape, increase
 from services.cli.top.snapshot import Snapshot
 from tests.cli.run_blink import BLINK, assert_one_line_failure, blink
 from tests.dpu_gateway.harness import Gateway, collect, gateway, max_tokens, text_request
@@ -133,12 +133,3 @@ def test_rates_are_over_the_time_between_readings_and_survive_a_restart() -> Non
     assert Snapshot.of([reading(10, 100), reading(12, 200)]).generated_per_s == pytest.approx(50)
     assert increase(reading(10, 100), reading(12, 7), "blink_generation_tokens_total") == {"": 7}
     assert Snapshot.of([reading(10, 100)]).generated_per_s == 0
-
-
-def test_quantiles_are_prometheus_own() -> None:
-    buckets = {"0.1": 10.0, "0.2": 30.0, "+Inf": 40.0}
-    assert quantile(buckets, 0.25) == pytest.approx(0.1)
-    assert quantile(buckets, 0.5) == pytest.approx(0.15)
-    assert quantile(buckets, 0.99) == pytest.approx(0.2)
-    assert quantile({"0.1": 0.0, "+Inf": 0.0}, 0.5) is None
-    assert quantile({}, 0.5) is None

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.colocation.errors import ScrapeError
-from services.colocation.slo.quantile import increase, quantile
 from services.colocation.slo.window import SlidingWindow, parse
-from services.dpu_gateway.metrics.gateway import FIRST_TOKEN_BUCKETS, GatewayMetrics
+from services.dpu_gateway.metrics.gateway import GatewayMetrics
 
 INF = float("inf")
 GATEWAY = ("http://gateway/metrics", "10.0.0.1")
@@ -37,29 +34,6 @@ def test_the_gateways_own_exposition_is_understood() -> None:
 def test_what_is_no_gateways_answer_is_refused(text: str) -> None:
     with pytest.raises(ScrapeError):
         parse(text)
-
-
-@given(st.lists(st.floats(0.0005, 150), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
-def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], share: float) -> None:
-    bounds = (*FIRST_TOKEN_BUCKETS, INF)
-    buckets = {bound: float(sum(value <= bound for value in values)) for bound in bounds}
-    exact = sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
-    upper = next(bound for bound in bounds if exact <= bound)
-    lower = max((bound for bound in bounds if bound < exact), default=0.0)
-    found = quantile(buckets, share)
-    assert found is not None
-    assert lower <= found <= upper
-
-
-def test_beyond_the_last_bound_it_is_that_bound_and_of_nothing_it_is_none() -> None:
-    assert quantile({1.0: 0, INF: 5}, 0.99) == 1.0
-    assert quantile({1.0: 0, INF: 0}, 0.99) is None
-    assert quantile({}, 0.99) is None
-
-
-def test_a_counter_that_went_back_was_begun_anew() -> None:
-    assert increase({1.0: 5, INF: 9}, {1.0: 7, INF: 12}) == {1.0: 2, INF: 3}
-    assert increase({1.0: 5, INF: 9}, {1.0: 1, INF: 2}) == {1.0: 1, INF: 2}
 
 
 class Gateways:

@@ -1,4 +1,4 @@
-"""Quantiles of cumulative histograms, as Prometheus's ``histogram_quantile`` defines them."""
+"""Cumulative histograms of Prometheus: their quantiles, as ``histogram_quantile`` defines them, and their increase."""
 
 from __future__ import annotations
 
