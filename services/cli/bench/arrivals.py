@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import numpy as np
 from numpy.typing import NDArray
 
-
-class Arrivals(StrEnum):
-    """How the gaps between requests are distributed around their mean."""
-
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    BURSTY = "bursty"  # gamma-distributed gaps whose shape is below 1
+from services.cli.bench.kinds import Arrivals
 
 
 def arrival_times(

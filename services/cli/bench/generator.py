@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from services.cli.bench.client import Client
+from services.cli.bench.kinds import Protocol
 from services.cli.bench.outcome import Outcome
-from services.cli.bench.target import Protocol, Target
+from services.cli.bench.target import Target
 from services.cli.bench.workload import Request
 
 LOOK_SECONDS = 0.01  # between two looks at how late the event loop is

@@ -9,9 +9,10 @@ import grpc
 from blink.v1 import inference_pb2 as pb
 from blink.v1 import inference_pb2_grpc
 
+from services.cli.bench.kinds import Prompts
 from services.cli.bench.outcome import Outcome
 from services.cli.bench.prompts import make_ids, make_text
-from services.cli.bench.target import Prompts, Target
+from services.cli.bench.target import Target
 from services.cli.bench.workload import Request
 from services.cli.channel import open_aio_channel, with_key
 

@@ -9,9 +9,10 @@ from typing import Any
 import aiohttp
 from pydantic_core import from_json, to_json
 
+from services.cli.bench.kinds import Prompts, Protocol
 from services.cli.bench.outcome import Outcome
 from services.cli.bench.prompts import make_ids, make_text
-from services.cli.bench.target import Prompts, Protocol, Target
+from services.cli.bench.target import Target
 from services.cli.bench.workload import Request
 
 PATHS = {Protocol.COMPLETIONS: "completions", Protocol.CHAT: "chat/completions"}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.bench.kinds import Arrivals, Prompts, Protocol
 from services.cli.numbers import between
 from services.cli.program import ADDRESS_VARIABLE, DEFAULT_ADDRESS
 
@@ -23,21 +24,6 @@ class Api(StrEnum):
 
     COMPLETIONS = "completions"
     CHAT = "chat"
-
-
-class ArrivalKind(StrEnum):
-    """As arrivals.Arrivals, which would import numpy for ``blink --help``."""
-
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    BURSTY = "bursty"
-
-
-class PromptKind(StrEnum):
-    """As target.Prompts."""
-
-    IDS = "ids"
-    TEXT = "text"
 
 
 Rate = Annotated[
@@ -62,7 +48,7 @@ def bench_command(
     api: Annotated[Api, typer.Option(help="With --openai: which of its calls.")] = Api.COMPLETIONS,
     model: Annotated[str | None, typer.Option(help="With --openai: default the first that it lists.")] = None,
     rate: Rate = None,
-    arrivals: Annotated[ArrivalKind, typer.Option(help="How requests are spaced.")] = ArrivalKind.POISSON,
+    arrivals: Annotated[Arrivals, typer.Option(help="How requests are spaced.")] = Arrivals.POISSON,
     burst_shape: Annotated[
         float,
         typer.Option(parser=between(0.01, 1.0), metavar="NUMBER", help="Gamma shape of bursty gaps; 1 is Poisson."),
@@ -92,7 +78,7 @@ def bench_command(
         float, typer.Option(parser=between(0.001, 0.5), metavar="SHARE", help="Of the rate that --search finds.")
     ] = 0.05,
     prompts: Annotated[
-        PromptKind | None, typer.Option(help="What prompts are made of.", show_default="ids, for a chat text")
+        Prompts | None, typer.Option(help="What prompts are made of.", show_default="ids, for a chat text")
     ] = None,
     vocabulary: Annotated[
         int, typer.Option(min=2, max=1 << 20, help="With --openai: ids of prompts are below it.")
@@ -135,7 +121,6 @@ def bench_command(
     from services.cli.bench.placement import place
     from services.cli.bench.report import Report, Slo
     from services.cli.bench.resolve import resolve_grpc, resolve_openai
-    from services.cli.bench.target import Prompts, Protocol
     from services.cli.errors import CommandError
 
     if schema:
@@ -148,8 +133,8 @@ def bench_command(
         raise CommandError("--search varies a rate, which a --trace does not have")
     workload, words = _workload(trace, arrivals, burst_shape, prompt_tokens, output_tokens, seconds)
     placement = place(cpus, interfere_cpus, interfere, processes)
-    chosen = prompts or (PromptKind.TEXT if openai and api is Api.CHAT else PromptKind.IDS)
-    asking = {"prompts": Prompts(chosen), "temperature": temperature, "ignore_eos": ignore_eos, "timeout": timeout}
+    chosen = prompts or (Prompts.TEXT if openai and api is Api.CHAT else Prompts.IDS)
+    asking = {"prompts": chosen, "temperature": temperature, "ignore_eos": ignore_eos, "timeout": timeout}
     if openai is None:
         target = resolve_grpc(address, **asking)
     else:
@@ -181,10 +166,9 @@ def bench_command(
 
 
 def _workload(
-    trace: Path | None, arrivals: ArrivalKind, burst_shape: float, prompts: str, outputs: str, seconds: float
+    trace: Path | None, arrivals: Arrivals, burst_shape: float, prompts: str, outputs: str, seconds: float
 ) -> tuple[Workload, str]:
     """The workload and what it is in words. Raises CommandError."""
-    from services.cli.bench.arrivals import Arrivals
     from services.cli.bench.lengths import SHAREGPT_OUTPUT, SHAREGPT_PROMPT, parse_lengths
     from services.cli.bench.workload import Synthetic, Trace
     from services.cli.errors import CommandError
@@ -195,6 +179,6 @@ def _workload(
         lengths = parse_lengths(prompts, SHAREGPT_PROMPT), parse_lengths(outputs, SHAREGPT_OUTPUT)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    kind = f"bursty (shape {burst_shape:g})" if arrivals is ArrivalKind.BURSTY else arrivals.value
+    kind = f"bursty (shape {burst_shape:g})" if arrivals is Arrivals.BURSTY else arrivals.value
     words = f"{kind} arrivals for {seconds:g} s, prompts of {prompts}, outputs of {outputs} tokens"
-    return Synthetic(Arrivals(arrivals.value), burst_shape, *lengths, seconds), words
+    return Synthetic(arrivals, burst_shape, *lengths, seconds), words

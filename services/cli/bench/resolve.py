@@ -11,7 +11,8 @@ import requests
 from blink.v1 import control_pb2, control_pb2_grpc
 
 from services.cli.address import require_target
-from services.cli.bench.target import Protocol, Target
+from services.cli.bench.kinds import Protocol
+from services.cli.bench.target import Target
 from services.cli.channel import open_channel
 from services.cli.errors import CommandError, from_rpc
 from services.cli.program import API_KEY_VARIABLE

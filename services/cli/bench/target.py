@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Protocol(StrEnum):
-    """What is spoken to the server."""
-
-    GRPC = "grpc"  # blink.v1
-    COMPLETIONS = "completions"  # OpenAI's, streamed
-    CHAT = "chat"  # OpenAI's chat completions, streamed
-
-
-class Prompts(StrEnum):
-    """What made prompts consist of."""
-
-    IDS = "ids"  # random token ids: their number is exact
-    TEXT = "text"  # common English words: about a token each, the server says how many
+from services.cli.bench.kinds import Prompts, Protocol
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.cli.bench.arrivals import Arrivals, arrival_times
+from services.cli.bench.arrivals import arrival_times
+from services.cli.bench.kinds import Arrivals
 from services.cli.bench.lengths import Lengths
 from services.cli.errors import CommandError
 

@@ -10,10 +10,11 @@ import pytest
 
 from services.cli.bench.fleet import fleet
 from services.cli.bench.generator import Share, run_load
+from services.cli.bench.kinds import Prompts, Protocol
 from services.cli.bench.measure import Repeat, summarize
 from services.cli.bench.outcome import Outcome
 from services.cli.bench.report import Slo
-from services.cli.bench.target import Prompts, Protocol, Target
+from services.cli.bench.target import Target
 from services.cli.bench.workload import Request
 from tests.cli.bench.stand_in_server import StandInServer
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.cli.bench.arrivals import Arrivals, arrival_times
+from services.cli.bench.arrivals import arrival_times
+from services.cli.bench.kinds import Arrivals
 from services.cli.bench.lengths import SHAREGPT_OUTPUT, SHAREGPT_PROMPT, LogNormal, Uniform, parse_lengths
 from services.cli.bench.workload import Synthetic, Trace
 from services.cli.errors import CommandError
