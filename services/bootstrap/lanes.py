@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -82,24 +83,25 @@ class LaneTable:
                 return lane
         return None
 
+    def _held(self, lane: int, phases: Sequence[int], now: float) -> bool:
+        """Whether it is attached by somebody, or promised to somebody still."""
+        owner = self._owners[lane]
+        promised = owner is not None and now - owner.granted_at < self._promise_seconds
+        return promised or phases[lane] != LanePhase.FREE
+
     def _held_by(self, certificate: str, phases: Sequence[int], now: float) -> int:
-        """Lanes that are attached by this certificate's gateways or promised to them."""
+        """Lanes that this certificate's gateways hold."""
         return sum(
-            owner is not None
-            and owner.certificate == certificate
-            and (phases[lane] != LanePhase.FREE or now - owner.granted_at < self._promise_seconds)
+            owner is not None and owner.certificate == certificate and self._held(lane, phases, now)
             for lane, owner in enumerate(self._owners)
         )
 
     def _free_lane(self, phases: Sequence[int], now: float) -> int | None:
         """A lane nobody had yet, else the one whose owner is gone longest: restarted gateways find their own."""
-        best, best_time = None, 0.0
-        for lane, owner in enumerate(self._owners):
-            if phases[lane] != LanePhase.FREE:
-                continue
-            if owner is None:
-                return lane
-            lapsed = now - owner.granted_at >= self._promise_seconds
-            if lapsed and (best is None or owner.granted_at < best_time):
-                best, best_time = lane, owner.granted_at
-        return best
+
+        def granted_at(lane: int) -> float:
+            owner = self._owners[lane]
+            return -math.inf if owner is None else owner.granted_at
+
+        free = (lane for lane in range(len(self._owners)) if not self._held(lane, phases, now))
+        return min(free, key=granted_at, default=None)
