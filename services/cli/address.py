@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from services.cli.errors import CommandError
 
@@ -46,8 +47,7 @@ def reserve(address: str, workers: int, option: str = "--listen") -> Iterator[st
             probe.bind(target)
             target = probe.getsockname()
         holder = socket.socket(family, kind, protocol)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(target)
+        _hold(holder, target)
     except UnicodeError as error:  # of a host name that can't be one
         raise CommandError(f"cannot listen on {address}: {error}") from error
     except OSError as error:
@@ -55,6 +55,23 @@ def reserve(address: str, workers: int, option: str = "--listen") -> Iterator[st
         raise CommandError(f"cannot listen on {address}: {error.strerror}{hint}") from error
     with holder:
         yield f"{host}:{target[1]}"
+
+
+def _hold(holder: socket.socket, target: Any) -> None:
+    """Bind so that workers share the port, and a probe as above does not. Raises OSError."""
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        holder.bind(target)
+    except OSError:
+        # The probe found no owner, so these are connections that another server closed. The option that overlooks
+        # them goes once it is bound: left on, the next probe would overlook this socket too.
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(target)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError:
+            holder.close()
+            raise
 
 
 def _split(name: str, address: str, lowest_port: int) -> tuple[str, int]:

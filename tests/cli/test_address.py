@@ -33,6 +33,43 @@ def test_a_port_in_use_is_refused_even_if_its_owner_would_share_it() -> None:
             pass
 
 
+def port_with_closed_connections(*options: int) -> int:
+    """That a server with these options has just left: its side closed first, so the port is in TIME_WAIT."""
+    with socket.socket() as server:
+        for option in options:
+            server.setsockopt(socket.SOL_SOCKET, option, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port: int = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    return port
+
+
+LEFT_BEHIND = [
+    pytest.param([], id="never used"),
+    pytest.param([socket.SO_REUSEADDR], id="left by another server"),
+    pytest.param([socket.SO_REUSEADDR, socket.SO_REUSEPORT], id="left by Blink"),
+]
+
+
+@pytest.mark.parametrize("options", LEFT_BEHIND)
+def test_a_port_that_was_just_left_is_free_for_workers_and_for_one_blink_only(options: list[int]) -> None:
+    port = port_with_closed_connections(*options) if options else 0
+    with reserve(f"127.0.0.1:{port}", 2) as address:
+        host, port = "127.0.0.1", int(address.rpartition(":")[2])
+        with pytest.raises(CommandError, match="Address already in use"), reserve(address, 2):
+            pass
+        with socket.socket() as worker:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                worker.setsockopt(socket.SOL_SOCKET, option, 1)
+            worker.bind((host, port))
+            worker.listen()
+            with pytest.raises(CommandError, match="Address already in use"), reserve(address, 2):
+                pass
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", ""])
 def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(CommandError, match="must be host:port"), reserve(address, 1):
