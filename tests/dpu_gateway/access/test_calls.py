@@ -47,7 +47,7 @@ async def generate(system: Gateway, key: str | None, request: inference_pb2.Gene
 
 
 async def test_every_call_of_grpc_needs_a_known_key(keys: Keys) -> None:
-    async with gateway(api_keys=keys.path, workers=2) as system:
+    async with gateway(Behaviour(tokens_per_second=20), api_keys=keys.path, workers=2) as system:
         for wrong in (None, "", "bk-wrong", keys.free[1]):
             refused = await generate(system, wrong, text_request())
             assert refused.code is grpc.StatusCode.UNAUTHENTICATED
