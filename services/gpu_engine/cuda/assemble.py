@@ -99,7 +99,6 @@ def assemble(
         pages=limits.kv_pages,
         compiler=compiler,
         fp8_scratch=scratch_bytes(model.layers, fp8),
-        fused=False,  # has not run on a GPU yet: docs/STATUS.md
     )
 
     def record(stream: Stream, bucket: int, layers: Sequence[Layer] | None = None) -> None:

@@ -15,7 +15,7 @@ inline constexpr u32 kWarpgroups = 1 + kConsumers;
 struct AttentionShared {
   union {
     PrefillShared prefill;
-    DecodeShared decode[kWarpgroups];
+    DecodeShared<2> decode[kWarpgroups];
   };
   u32 first_tile;
 };
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
       wait_at(kBlock, kWarpgroups * kWarpgroup);
     }
   };
-  DecodeShared& mine = shared.decode[warpgroup];
+  auto& mine = shared.decode[warpgroup];
   const auto take = [&](u32 turn) {
     if (thread_in_group() == 0) mine.next[turn] = splitters * kWarpgroups + atomicAdd(split_ticket, 1u);
   };

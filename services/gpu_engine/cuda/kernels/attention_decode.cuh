@@ -1,7 +1,7 @@
 // Attention of one query token over one split of its keys, for the query heads of one KV head.
 //
 // The warpgroup's four warps take groups of 16 keys in turn, each at its own pace: a warp copies its groups' keys and
-// values asynchronously into a ring of its own in shared memory, two groups ahead. Tensor-core fragments come from
+// values asynchronously into a ring of its own in shared memory. Tensor-core fragments come from
 // there in 16-byte loads, without a transpose: the dot product over a head does not care in which order it is summed,
 // so lane c of four takes 8 consecutive dimensions of every 32 of both Q and K; and of V the columns of an output tile
 // may be any 8 dimensions, so lane group g takes 8 consecutive of every 64. Online softmax (arXiv 2205.14135) in
@@ -20,16 +20,18 @@
 namespace blink {
 
 inline constexpr u32 kGroupKeys = 16;
-inline constexpr u32 kStages = 2;
 
+// kStages: groups on their way at once, of each warp.
+template <u32 kStages>
 struct DecodeRing {
   alignas(128) bf16 keys[kStages][kGroupKeys * kHeadDim];
   alignas(128) bf16 values[kStages][kGroupKeys * kHeadDim];
 };
 
+template <u32 kStages>
 struct DecodeShared {
   union {
-    DecodeRing ring;
+    DecodeRing<kStages> ring;
     float out[kGroup][kHeadDim];  // after the ring has been read
   } warp[kWarps];
   float2 ml[kWarps][kGroup];         // (maximum in log2 units, sum)
@@ -43,7 +45,8 @@ struct DecodeShared {
 __device__ inline u32 key_piece(u32 key, u32 piece) { return key * kPieces + (piece ^ (key % 2 * 4)); }
 __device__ inline u32 value_piece(u32 key, u32 piece) { return key * kPieces + (piece ^ (key & 6)); }
 
-__device__ inline void copy_group(DecodeRing& ring, u32 stage, const bf16* source) {
+template <u32 kStages>
+__device__ inline void copy_group(DecodeRing<kStages>& ring, u32 stage, const bf16* source) {
   const u32 keys = shared_address(ring.keys[stage]), values = shared_address(ring.values[stage]);
   const u32 lane = threadIdx.x % 32, first = lane / kPieces, piece = lane % kPieces;
 #pragma unroll
@@ -57,11 +60,12 @@ __device__ inline void copy_group(DecodeRing& ring, u32 stage, const bf16* sourc
 __device__ inline u32 word(const uint4& raw, u32 i) { return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w; }
 
 // One warp's share of the keys from `begin` to `end`: leaves its sums in `shared`.
-__device__ inline void decode_warp(DecodeShared& shared, const bf16* query, const bf16* pages, const i32* page_line,
+template <u32 kStages>
+__device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* query, const bf16* pages, const i32* page_line,
                                    u32 kv_head, u32 begin, u32 end, float scale) {
   const u32 warp = warp_in_group(), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const u32 all = (end - begin + kGroupKeys - 1) / kGroupKeys, groups = (all + kWarps - 1 - warp) / kWarps;
-  DecodeRing& ring = shared.warp[warp].ring;
+  DecodeRing<kStages>& ring = shared.warp[warp].ring;
   const auto first_key = [&](u32 group) { return begin + (warp + group * kWarps) * kGroupKeys; };
 
   u32 page_of_lane = 0;
@@ -167,7 +171,8 @@ __device__ inline void decode_warp(DecodeShared& shared, const bf16* query, cons
 
 // Adds the row's splits in order and writes the result; run by the warpgroup that finished last. What it waits for is
 // two trips to memory, whatever the number of splits: their maxima and sums, then 8 splits' values at a time.
-__device__ inline void add_splits(DecodeShared& shared, const WorkList& work, u32 partial, u32 splits, u32 kv_head,
+template <u32 kStages>
+__device__ inline void add_splits(DecodeShared<kStages>& shared, const WorkList& work, u32 partial, u32 splits, u32 kv_head,
                                   bf16* out) {
   const u64 first = static_cast<u64>(partial) * kHeads + kv_head * kGroup;
   const u32 lane = threadIdx.x % 32;
@@ -221,7 +226,8 @@ __device__ inline void add_splits(DecodeShared& shared, const WorkList& work, u3
 }
 
 // `query` is that of the KV head's first query head, rotated.
-__device__ inline void decode_split(DecodeShared& shared, const Step& step, const WorkList& work, const WorkItem& item,
+template <u32 kStages>
+__device__ inline void decode_split(DecodeShared<kStages>& shared, const Step& step, const WorkList& work, const WorkItem& item,
                                     u32 kv_head, const bf16* query, const bf16* pages, bf16* out, float scale) {
   const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
   const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;

@@ -50,14 +50,22 @@ struct Turn {
   __device__ bool valid() const { return index <= model.layer_count * kParts; }
   __device__ const Product& product() const { return model.products[part()]; }
   __device__ const FusedLayer& weights() const { return model.layers[layer()]; }
+  __device__ const TensorMap& weight() const { return is_head() ? model.head : weights().weights[part()]; }
   __device__ u32* input() const { return model.progress + 2 * index; }  // reported by who makes the product's input
   __device__ u32* result() const { return input() + 1; }                // and by the product's blocks
 };
 
+// Warpgroups that attend, and how deep their rings are: few rows have few splits.
+inline constexpr u32 kAttenders = kTokens > 16 ? 2 : 1, kDecodeStages = 2 / kAttenders;
+
+struct Attender {
+  DecodeShared<kDecodeStages> decode;
+  alignas(16) bf16 query[kGroup * kHeadDim];
+};
+
 struct FusedShared {
   StreamBarriers barriers;
-  DecodeShared decode;
-  alignas(16) bf16 query[kGroup * kHeadDim];
+  Attender attenders[kAttenders];
   u32 first_split[kTokens + 1];  // of each row, among all
 };
 
@@ -77,9 +85,9 @@ struct ConsumersMeet {
 __device__ inline void stream_weights(const FusedModel& model, const WeightRing& ring) {
   Slot at;
   for (Turn turn{model}; turn.valid(); ++turn.index) {
-    const u32 part = turn.part();
-    const TensorMap& weight = part == kHead ? model.head : turn.weights().weights[part];
-    ring.copy_weights(turn.product(), weight, part == kGateUp, at);
+    const Turn next{model, turn.index + 1};
+    if (next.valid()) prefetch_map(next.weight());
+    ring.copy_weights(turn.product(), turn.weight(), turn.part() == kGateUp, at);
   }
 }
 
@@ -155,15 +163,15 @@ struct Consumers {
     }
   }
 
-  // What this block's consumers wrote is done, and other blocks may copy it.
+  // What this block's consumers wrote is done.
   __device__ void report(u32* phase) const {
-    fence_async_proxy_global();
     meet();
     if (threadIdx.x == 0) report_phase(phase);
   }
 
-  // Once the product before has left what is to be added to the residual stream.
+  // Until the product before has left what is to be added to the residual stream, in all but the first norm.
   __device__ void wait_for_delta(const Turn& turn) const {
+    if (turn.index == 0) return;
     const u32 before = turn.index % kParts == kQkv ? kDown : kOutput;
     if (threadIdx.x == 0) wait_for_phase(turn.result() - 2, model.products[before].blocks());
     meet();
@@ -171,13 +179,14 @@ struct Consumers {
 
   // A row is always the same block's, so its residual stream stays in one place.
   __device__ void norm_rows(const Turn& turn, const bf16* weight) const {
-    if (blockIdx.x < rows && turn.index > 0) wait_for_delta(turn);
+    const auto await = [&] { wait_for_delta(turn); };
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
       const u32 at = row * kHidden;
       if (turn.index == 0) {
-        normalize<false>(model.residual + at, Nothing{}, weight, model.normed + at, model.eps, meet);
+        normalize<false>(model.residual + at, Nothing{}, weight, model.normed + at, model.eps, meet, await);
       } else {
-        normalize<true>(model.residual + at, Loaded{model.delta + at}, weight, model.normed + at, model.eps, meet);
+        const Loaded delta{model.delta + at};
+        normalize<true>(model.residual + at, delta, weight, model.normed + at, model.eps, meet, await);
       }
       report(turn.input());
     }
@@ -185,30 +194,31 @@ struct Consumers {
 
   __device__ void norm_samples(const Turn& turn) const {
     const u32 samples = step.counts->samples;
-    if (blockIdx.x < samples) wait_for_delta(turn);
+    const auto await = [&] { wait_for_delta(turn); };
     for (u32 sample = blockIdx.x; sample < samples; sample += gridDim.x) {
       const u32 from = step.sample_row[sample] * kHidden, to = sample * kHidden;
       const Loaded delta{model.delta + from};
-      normalize<false>(model.residual + from, delta, model.last_norm, model.last + to, model.eps, meet);
+      normalize<false>(model.residual + from, delta, model.last_norm, model.last + to, model.eps, meet, await);
       report(turn.input());
     }
   }
 
-  // By one warpgroup; the other one goes on to the product's weights.
+  // By each warpgroup alone.
   __device__ void attend(const Turn& turn) const {
-    if (threadIdx.x >= kWarpgroup || blockIdx.x >= splits) return;
-    if (threadIdx.x == 0) wait_for_phase(turn.result() - 2, model.products[kQkv].blocks());
+    const u32 warpgroup = threadIdx.x / kWarpgroup, first = warpgroup * gridDim.x + blockIdx.x;
+    if (warpgroup >= kAttenders || first >= splits) return;
+    Attender& mine = shared.attenders[warpgroup];
+    if (thread_in_group() == 0) wait_for_phase(turn.result() - 2, model.products[kQkv].blocks());
     synchronize_warpgroup();
     const FusedLayer& layer = turn.weights();
-    for (u32 i = blockIdx.x; i < splits; i += gridDim.x) {
+    for (u32 i = first; i < splits; i += kAttenders * gridDim.x) {
       const WorkItem item = split_of(i / kKvHeads);
       const u32 kv_head = i % kKvHeads;
-      rotate(layer, item, kv_head);
+      rotate(mine.query, layer, item, kv_head);
       synchronize_warpgroup();
-      decode_split(shared.decode, step, work, item, kv_head, shared.query, layer.pages, model.attended, model.scale);
-      fence_async_proxy_global();
+      decode_split(mine.decode, step, work, item, kv_head, mine.query, layer.pages, model.attended, model.scale);
       synchronize_warpgroup();
-      if (threadIdx.x == 0) report_phase(turn.input());
+      if (thread_in_group() == 0) report_phase(turn.input());
     }
   }
 
@@ -220,16 +230,16 @@ struct Consumers {
   }
 
   // The split's queries into shared memory; the token's key and value, which its last split reads, into their page.
-  __device__ void rotate(const FusedLayer& layer, const WorkItem& item, u32 kv_head) const {
+  __device__ void rotate(bf16* query, const FusedLayer& layer, const WorkItem& item, u32 kv_head) const {
     const u32 position = item.kv_length - 1;
     const bool last = item.first + split_keys(item.kv_length) > position;
     const bf16* fused = model.fused + item.token * kQkvWidth;
     const float2* turns = model.turns + static_cast<u64>(position) * kHalf;
     const u32 job = threadIdx.x % kJobs;
-    for (u32 head = threadIdx.x / kJobs; head < kGroup + (last ? 2 : 0); head += kWarpgroup / kJobs) {
+    for (u32 head = thread_in_group() / kJobs; head < kGroup + (last ? 2 : 0); head += kWarpgroup / kJobs) {
       if (head < kGroup) {
         const bf16* source = fused + (kv_head * kGroup + head) * kHeadDim;
-        rotate_head(source, shared.query + head * kHeadDim, job, layer.query_norm, turns, model.eps);
+        rotate_head(source, query + head * kHeadDim, job, layer.query_norm, turns, model.eps);
         continue;
       }
       const i32* line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;

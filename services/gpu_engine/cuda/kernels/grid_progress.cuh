@@ -11,14 +11,12 @@ namespace blink {
 __device__ inline void wait_for_phase(const u32* phase, u32 count) {
   u32 reported;
   do {
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(reported) : "l"(phase) : "memory");
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(reported) : "l"(phase) : "memory");
   } while (reported < count);
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");  // once, as it empties the multiprocessor's cache
 }
 
 // Call by one thread, after a barrier of those whose writes are reported.
 __device__ inline void report_phase(u32* phase) {
-  __threadfence();
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(phase) : "memory");
 }
 

@@ -22,12 +22,23 @@ struct Loaded {
   __device__ Eight operator()(u32 i) const { return load(delta + i); }
 };
 
+struct AtOnce {
+  __device__ void operator()() const {}
+};
+
 // `delta(i)` gives elements i to i + 7 of what is added. kWriteBack: r is written to `residual`. `barrier` is that of
-// the threads that take part.
-template <bool kWriteBack, class Delta, class Barrier = WholeBlock>
+// the threads that take part. `await` returns when residual and delta are there; the weights travel meanwhile.
+template <bool kWriteBack, class Delta, class Barrier = WholeBlock, class Await = AtOnce>
 __device__ inline void normalize(float* residual, const Delta& delta, const bf16* weight, bf16* out, float eps,
-                                 const Barrier& barrier = {}) {
+                                 const Barrier& barrier = {}, const Await& await = {}) {
   __shared__ float scratch[kNormThreads / 32];
+  uint4 weights[kNormPasses];
+#pragma unroll
+  for (u32 pass = 0; pass < kNormPasses; ++pass) {
+    const u32 i = (pass * kNormThreads + threadIdx.x) * 8;
+    if (i < kHidden) weights[pass] = load_raw(weight + i);
+  }
+  await();
   Eight row[kNormPasses];
   float squares = 0.0f;
 #pragma unroll
@@ -47,7 +58,7 @@ __device__ inline void normalize(float* residual, const Delta& delta, const bf16
   for (u32 pass = 0; pass < kNormPasses; ++pass) {
     const u32 i = (pass * kNormThreads + threadIdx.x) * 8;
     if (i >= kHidden) break;
-    const Eight factor = load(weight + i);
+    const Eight factor = unpack(weights[pass]);
 #pragma unroll
     for (u32 k = 0; k < 8; ++k) row[pass].value[k] *= scale * factor.value[k];
     store(out + i, row[pass]);

@@ -50,6 +50,12 @@ struct Slot {
   __device__ void advance(u32 stages) {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
+
+  __device__ void skip(u32 count, u32 stages) {
+    stage += count;
+    parity ^= stage / stages % 2;
+    stage %= stages;
+  }
 };
 
 // A chunk of the block's run, with the tile's first row.

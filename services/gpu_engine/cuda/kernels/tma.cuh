@@ -18,8 +18,9 @@ struct alignas(8) CopyBarrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
   }
 
-  __device__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  // Counts as so many arrivals.
+  __device__ void arrive(u32 count = 1) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(count) : "memory");
   }
 
   // Arrives, and keeps the phase open until `bytes` more have been copied.
@@ -45,8 +46,7 @@ __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.
 // Orders this thread's ordinary accesses to shared memory before later ones by copy engine and tensor cores.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same of global memory: between ordinary writes and the copies that read them, on both sides of what tells the
-// reader.
+// The same of global memory: call after what tells that somebody's ordinary writes are done, before a copy of them.
 __device__ inline void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y) {

@@ -10,6 +10,7 @@
 #include "grid_progress.cuh"
 #include "skinny_endings.cuh"
 #include "skinny_gemm.cuh"
+#include "warpgroup.cuh"
 
 namespace blink {
 
@@ -95,14 +96,18 @@ struct WeightRing {
     });
   }
 
-  // By the consumers' two warpgroups, 64 rows of a tile each: calls end(sums, first of the warp's 16 rows). Of a tile
-  // of 64 rows or less both compute the same, because ptxas runs products one by one if a branch decides about them.
+  // By the consumers' two warpgroups, 64 rows of a tile each: calls end(sums, first of the warp's 16 rows). The second
+  // one passes over tiles of 64 rows or less, by a loop of no rounds: ptxas runs products one by one if a branch
+  // decides about them. Both would be slower than one, which already reads shared memory at half its speed.
   template <class End>
   __device__ void multiply(const Product& product, Slot& at, const End& end) const {
-    const u32 group = product.rows > kGroupRows ? threadIdx.x / 128 : 0, row = threadIdx.x / 32 * 16;
+    const bool both = product.rows > kGroupRows;
+    const u32 group = threadIdx.x / kWarpgroup, row = threadIdx.x / 32 * 16, arrivals = both ? 1 : 2;
     const u32 offset = uniform(group * kGroupRows * kRowBytes), stages = uniform(product.stages);
-    const u32 boxes = uniform(product.boxes), end_tile = uniform(product.end_tile());
-    for (u32 tile = uniform(product.first_tile()); tile < end_tile; ++tile) {
+    const u32 boxes = uniform(product.boxes), first_tile = uniform(product.first_tile());
+    const u32 end_tile = uniform(both || group == 0 ? product.end_tile() : first_tile);
+    if (end_tile == first_tile) at.skip((product.end_tile() - first_tile) * stages, slots);
+    for (u32 tile = first_tile; tile < end_tile; ++tile) {
       Sums sums = {};
       u32 before = 0;
       for (u32 stage = 0; stage < stages; ++stage, at.advance(slots)) {
@@ -118,18 +123,18 @@ struct WeightRing {
         }
         commit_products();
         wait_products<1>();
-        if (stage > 0) give_back(before);
+        if (stage > 0) give_back(before, arrivals);
         before = at.stage;
       }
       wait_products<0>(sums);
-      give_back(before);
+      give_back(before, arrivals);
       if (row < product.rows) end(sums, tile * product.rows + row);
     }
   }
 
  private:
-  __device__ void give_back(u32 slot) const {
-    if (threadIdx.x % 32 == 0) barriers.empty[slot].arrive();
+  __device__ void give_back(u32 slot, u32 arrivals) const {
+    if (threadIdx.x % 32 == 0) barriers.empty[slot].arrive(arrivals);
   }
 };
 

@@ -25,7 +25,7 @@ struct alignas(8) CopyBarrier {
   i32 bytes;
 
   void init(u32 count) { *this = {static_cast<unsigned char>(count), 0, 0, 0, 0}; }
-  void arrive() { ++arrived, end_phase(); }
+  void arrive(u32 count = 1) { arrived += static_cast<unsigned char>(count), end_phase(); }
   void arrive_expecting(u32 more) { bytes += static_cast<i32>(more), arrive(); }
   void copied(u32 count) { bytes -= static_cast<i32>(count), end_phase(); }
   void end_phase() {
