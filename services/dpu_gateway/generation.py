@@ -226,7 +226,9 @@ class Generations:
                 piece = output.push(ids[:-1] if ends_with_stop else ids)
                 if piece.matched is not None:
                     del ids[piece.used :], logprobs[piece.used :]
-                chunk = pb.TokenChunk(text=piece.text, token_ids=ids, logprobs=logprobs)
+                chunk = pb.TokenChunk(
+                    text=piece.text, token_ids=ids, logprobs=logprobs, cached_tokens=stream.cached_tokens
+                )
                 sent += len(ids)
                 meter.use(len(ids))
                 metrics.tokens(len(ids), stream.queue_seconds)

@@ -45,6 +45,7 @@ class Behaviour:
     burst: int = 16  # most tokens that a request gets in one step
     max_requests: int | None = None  # live in a lane; more end QUEUE_FULL
     max_running: int | None = None  # of them get tokens; the others wait for their turn, by priority
+    cached_tokens: int = 0  # of each prompt, as if a prefix cache had them
     lease_timeout: float | None = None  # seconds; None never reclaims a lane
     heartbeat_frozen: bool = False  # the process lives but its loop is stuck, as a hung engine
     idle_sleep: float = 0.0002  # seconds between rounds that found nothing
@@ -211,7 +212,9 @@ class StandInLane:
             self._running[slot], self._started[slot] = True, now
             tag = int(self._tags[slot])
             self._statuses[slot] = schema.slot_status_word(tag, SlotPhase.RUNNING, FinishReason.NONE)
-            self._append(np.array([(tag, slot, LogKind.ADMITTED, 0, 0, 0.0)], dtypes.LOG_ENTRY))
+            self._append(
+                np.array([(tag, slot, LogKind.ADMITTED, 0, self._behaviour.cached_tokens, 0.0)], dtypes.LOG_ENTRY)
+            )
         return bool(slots.size)
 
     def _refuse(self, tag: int, slot: int, reason: FinishReason, code: RejectCode = RejectCode.NONE) -> None:

@@ -143,6 +143,7 @@ class Answer:
     def _part(self, choice: Choice, event: pb.GenerateResponse) -> Json:
         if event.HasField("chunk"):
             choice.completion_tokens += len(event.chunk.token_ids)
+            choice.cached_tokens = event.chunk.cached_tokens
             logprobs = self._logprobs(choice, event.chunk) if event.chunk.logprobs else None
             return self._format.delta(choice.index, event.chunk.text, logprobs, None)
         self._finish(choice, event.finished)

@@ -89,13 +89,15 @@ class Choice:
         return self._part(event.chunk) if event.HasField("chunk") else self._complete(event.finished)
 
     def _part(self, chunk: pb.TokenChunk) -> vllm.GenerateResponse:
+        """As vLLM counts in a part: the prompt's tokens are all of them, the completion's this part's alone."""
         self._ids += chunk.token_ids
         logprobs = _logprobs(chunk)
         self._logprobs.MergeFrom(logprobs)
         part = vllm.GenerateStreamChunk(
             token_ids=chunk.token_ids,
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=len(self._ids),
+            completion_tokens=len(chunk.token_ids),
+            cached_tokens=chunk.cached_tokens,
             index=self._index,
         )
         if chunk.logprobs:

@@ -68,7 +68,8 @@ async def test_a_streamed_completion_is_the_same_text_in_parts_and_usage_comes_w
 async def test_usage_comes_with_every_event_when_asked_for_as_load_tools_do() -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     made = 0.0  # the engine's clock, at one token a second
-    async with gateway(Behaviour(tokens_per_second=1, clock=lambda: made)) as system, openai_client(system) as client:
+    behaviour = Behaviour(tokens_per_second=1, clock=lambda: made, cached_tokens=3)
+    async with gateway(behaviour) as system, openai_client(system) as client:
         opening = asyncio.create_task(
             client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=20, stream=True, stream_options=options)
         )
@@ -78,6 +79,9 @@ async def test_usage_comes_with_every_event_when_asked_for_as_load_tools_do() ->
         async for chunk in await opening:
             assert chunk.usage is not None
             counts.append(chunk.usage.completion_tokens)
+            if counts[-1]:
+                assert chunk.usage.prompt_tokens_details is not None
+                assert chunk.usage.prompt_tokens_details.cached_tokens == 3
             made += 4
     assert counts == sorted(counts)
     assert counts[-1] == 20

@@ -43,13 +43,14 @@ async def responses(system: Gateway, message: vllm.GenerateRequest) -> list[vllm
 
 
 async def test_a_stream_is_parts_and_then_the_whole() -> None:
-    async with gateway(Behaviour(tokens_per_second=500)) as system:
+    async with gateway(Behaviour(tokens_per_second=500, cached_tokens=3)) as system:
         *parts, last = await responses(system, request(max_tokens=10))
     ids = [index for part in parts for index in part.chunk.token_ids]
     assert ids == (IDS * 10)[:10] == list(last.complete.output_ids)
     assert len(parts) > 1
-    assert parts[-1].chunk.completion_tokens == 10
+    assert all(part.chunk.completion_tokens == len(part.chunk.token_ids) for part in parts)
     assert {part.chunk.prompt_tokens for part in parts} == {len(IDS)}
+    assert {part.chunk.cached_tokens for part in parts} == {last.complete.cached_tokens} == {3}
     complete = last.complete
     assert (complete.finish_reason, complete.prompt_tokens, complete.completion_tokens) == ("length", len(IDS), 10)
 
