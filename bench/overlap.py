@@ -21,20 +21,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.families import MODELS, RandomWeights
 from bench.gpu_kernels import random_step
 from bench.machine import write_json
+from bench.random_model import RandomModel
 from bench.timing import replay_seconds
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.cublas_lt import Operands, Shape
 from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.executor import StepExecutor
-from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.products import SKINNY, MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.skinny_schedule import RING_BYTES, Schedule
 from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
-from services.gpu_engine.cuda.weights import DeviceWeights
 
 CONTEXT = 192
 HALF_RING = 104 << 10  # two blocks share a multiprocessor
@@ -165,32 +163,17 @@ class OverlapBench:
     """A random Llama-3-8B whose step runs in any variant."""
 
     def __init__(self, rows: int) -> None:
-        self.device, self.stream = Device(), PlacedStream()
-        self.config = MODELS["llama3-8b"]
-        self.geometry = Geometry(self.config)
-        source = RandomWeights(self.config)
-        self.layers, self.weights = source.layers, DeviceWeights(source)
-        pages = -(-CONTEXT // self.geometry.page_size)
-        self.limits, self.pages = StepLimits(rows, rows, pages), rows * pages
-        self.arrays = StepArrays(self.limits)
+        self.model, self.stream = RandomModel("llama3-8b"), PlacedStream()
+        self.device = self.model.device
+        pages = -(-CONTEXT // self.model.geometry.page_size)
+        self.pages, self.arrays = rows * pages, StepArrays(StepLimits(rows, rows, pages))
         self._executors: dict[tuple[tuple[str, int], ...], StepExecutor] = {}
         self._products: dict[tuple[int, tuple[tuple[str, int], ...]], RingProducts] = {}
 
     def executor(self, variant: Variant) -> StepExecutor:
         key = variant.triggers
         if key not in self._executors:
-            executor = self._executors[key] = StepExecutor(
-                self.device,
-                self.geometry,
-                self.layers,
-                self.weights,
-                step=self.arrays.addresses,
-                limits=self.limits,
-                pages=self.pages,
-                compiler=self._compiler(variant),
-                skinny=False,
-            )
-            executor.cache.fill(0)
+            self._executors[key] = self.model.executor(self.arrays, self.pages, self._compiler(variant))
         if (variant.ring, key) not in self._products:
             own = SkinnyGemm(self.device, self._compiler(variant)) if variant.ring else None
             self._products[variant.ring, key] = RingProducts(self.device, own, variant.ring)
@@ -203,8 +186,8 @@ class OverlapBench:
 
     def upload(self, batch: int) -> None:
         rng = np.random.default_rng()
-        table = rng.permutation(self.pages).reshape(self.limits.rows, -1).astype(np.int32)
-        self.arrays.upload(random_step(rng, table, self.config.vocabulary, [(CONTEXT - 1, 1)] * batch))
+        table = rng.permutation(self.pages).reshape(self.arrays.limits.rows, -1).astype(np.int32)
+        self.arrays.upload(random_step(rng, table, self.model.config.vocabulary, [(CONTEXT - 1, 1)] * batch))
 
     def run(self, variant: Variant, batch: int) -> tuple[float, NDArray[np.float32]]:
         """Milliseconds of the step, and its logits."""
@@ -212,7 +195,7 @@ class OverlapBench:
         self.stream.overlapping = variant.overlapping
         executor.activations.logits.fill(0xFF)
         seconds = replay_seconds(self.stream, lambda: executor.launch(self.stream, batch, batch), repeats=12)
-        logits = executor.activations.logits.download(np.float32, (batch, self.config.vocabulary))
+        logits = executor.activations.logits.download(np.float32, (batch, self.model.config.vocabulary))
         return 1e3 * seconds, logits
 
 

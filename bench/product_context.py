@@ -27,21 +27,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.families import MODELS, RandomWeights
 from bench.gpu_kernels import random_step
 from bench.machine import write_json
+from bench.random_model import RandomModel
 from services.gpu_engine.cuda.choosing import choose, excerpt_of
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
 from services.gpu_engine.cuda.cublas_lt import CublasLt, Operands, Shape
-from services.gpu_engine.cuda.driver import Device, carve_out
+from services.gpu_engine.cuda.driver import carve_out
 from services.gpu_engine.cuda.executor import StepExecutor
-from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.holds import Holds
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
 from services.gpu_engine.cuda.step_clock import Captured, StepClock
-from services.gpu_engine.cuda.weights import DeviceWeights
 
 CONTEXT = 192
 TOKENS, ROWS, PAGES_PER_SEQUENCE = 2048, 256, 128
@@ -79,17 +77,13 @@ class ContextBench:
     """A random Llama-3-8B whose steps run with products chosen in any way."""
 
     def __init__(self) -> None:
-        self.device = Device()
+        self.model = RandomModel("llama3-8b")
+        self.device = self.model.device
         self.compiler = Compiler(self.device.arch, default_cache())
         self.clock = StepClock(Holds(self.compiler))
         self.library = CublasLt(self.device)
-        self.config = MODELS["llama3-8b"]
-        self.geometry = Geometry(self.config)
-        source = RandomWeights(self.config)
-        self.layers, self.weights = source.layers, DeviceWeights(source)
-        self.pages = ROWS * -(-CONTEXT // self.geometry.page_size)
-        self.limits = StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE)
-        self.arrays = StepArrays(self.limits)
+        self.pages = ROWS * -(-CONTEXT // self.model.geometry.page_size)
+        self.arrays = StepArrays(StepLimits(TOKENS, ROWS, PAGES_PER_SEQUENCE))
         self.kernels = {percent: self._kernels(percent) for percent in CARVE_OUTS}
         self.choosers = (
             Chooser("library first", False, self._library_first),
@@ -102,19 +96,8 @@ class ContextBench:
 
     def _kernels(self, percent: int | None) -> tuple[StepExecutor, SkinnyGemm]:
         with carve_out(percent):
-            executor = StepExecutor(
-                self.device,
-                self.geometry,
-                self.layers,
-                self.weights,
-                step=self.arrays.addresses,
-                limits=self.limits,
-                pages=self.pages,
-                compiler=self.compiler,
-                skinny=False,
-            )
+            executor = self.model.executor(self.arrays, self.pages, self.compiler)
             own = SkinnyGemm(self.device, self.compiler)
-        executor.cache.fill(0)
         executor.activations.randomize()
         return executor, own
 
@@ -129,9 +112,9 @@ class ContextBench:
         table = np.zeros((ROWS, PAGES_PER_SEQUENCE), np.int32)
         free = rng.permutation(self.pages).astype(np.int32)
         for line, (computed, count) in enumerate(rows):
-            needed = -(-(computed + count) // self.geometry.page_size)
+            needed = -(-(computed + count) // self.model.geometry.page_size)
             table[line, :needed], free = free[:needed], free[needed:]
-        self.arrays.upload(random_step(rng, table, self.config.vocabulary, rows))
+        self.arrays.upload(random_step(rng, table, self.model.config.vocabulary, rows))
         return len(rows)
 
     def variant(self, chooser: Chooser, percent: int | None, tokens: int) -> Variant:
@@ -152,7 +135,7 @@ class ContextBench:
         print(f"{tokens:5} tokens, {name:48} chosen in {time.monotonic() - began:6.2f} s", flush=True)
         self.upload(tokens)
         captured = self.clock.capture(lambda _: launch())
-        logits = executor.activations.logits.download(np.float32, (sampled, self.config.vocabulary))
+        logits = executor.activations.logits.download(np.float32, (sampled, self.model.config.vocabulary))
         return Variant(Captured(captured.graph, 1), logits, products)
 
     def _library_first(self, products: MatrixProducts, seen: Seen, _launch: Callable[..., None]) -> None:
@@ -169,7 +152,7 @@ class ContextBench:
             products.ways[shape] = min(times, key=times.__getitem__)
 
     def _in_context(self, products: MatrixProducts, seen: Seen, launch: Callable[..., None]) -> None:
-        layers = excerpt_of(self.layers)
+        layers = excerpt_of(self.model.layers)
         choose(products, seen, lambda _: launch(layers=layers), self.clock)
 
     def measure(self, tokens: int, rounds: int) -> dict[str, Any]:
