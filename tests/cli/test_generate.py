@@ -52,10 +52,13 @@ async def test_the_prompt_can_come_from_standard_input() -> None:
 
 
 async def test_an_interrupt_aborts_the_generation_in_the_engine() -> None:
-    async with gateway(Behaviour(tokens_per_second=50)) as system:
+    made = 0.0  # the engine's clock, at one token a second
+    async with gateway(Behaviour(tokens_per_second=1, clock=lambda: made)) as system:
         command = [*BLINK, "generate", "abc", "--raw", "--address", address(system)]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
+        await until(lambda: bool(system.engine.lanes[0].live.any()))
+        made = 3
         assert await process.stdout.readexactly(3) == b"abc"
         process.send_signal(signal.SIGINT)
         _, stderr = await process.communicate()
