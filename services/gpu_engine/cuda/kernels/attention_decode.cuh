@@ -61,8 +61,8 @@ __device__ inline u32 word(const uint4& raw, u32 i) { return i == 0 ? raw.x : i 
 
 // One warp's share of the keys from `begin` to `end`: leaves its sums in `shared`.
 template <u32 kStages>
-__device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* query, const bf16* pages, const i32* page_line,
-                                   u32 kv_head, u32 begin, u32 end, float scale) {
+__device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* query, const bf16* pages,
+                                   const i32* page_line, u32 kv_head, u32 begin, u32 end, float scale) {
   const u32 warp = warp_in_group(), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const u32 all = (end - begin + kGroupKeys - 1) / kGroupKeys, groups = (all + kWarps - 1 - warp) / kWarps;
   DecodeRing<kStages>& ring = shared.warp[warp].ring;
@@ -172,8 +172,8 @@ __device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* qu
 // Adds the row's splits in order and writes the result; run by the warpgroup that finished last. What it waits for is
 // two trips to memory, whatever the number of splits: their maxima and sums, then 8 splits' values at a time.
 template <u32 kStages>
-__device__ inline void add_splits(DecodeShared<kStages>& shared, const WorkList& work, u32 partial, u32 splits, u32 kv_head,
-                                  bf16* out) {
+__device__ inline void add_splits(DecodeShared<kStages>& shared, const WorkList& work, u32 partial, u32 splits,
+                                  u32 kv_head, bf16* out) {
   const u64 first = static_cast<u64>(partial) * kHeads + kv_head * kGroup;
   const u32 lane = threadIdx.x % 32;
   for (u32 head = warp_in_group(); head < kGroup; head += kWarps) {
@@ -227,8 +227,9 @@ __device__ inline void add_splits(DecodeShared<kStages>& shared, const WorkList&
 
 // `query` is that of the KV head's first query head, rotated.
 template <u32 kStages>
-__device__ inline void decode_split(DecodeShared<kStages>& shared, const Step& step, const WorkList& work, const WorkItem& item,
-                                    u32 kv_head, const bf16* query, const bf16* pages, bf16* out, float scale) {
+__device__ inline void decode_split(DecodeShared<kStages>& shared, const Step& step, const WorkList& work,
+                                    const WorkItem& item, u32 kv_head, const bf16* query, const bf16* pages, bf16* out,
+                                    float scale) {
   const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
   const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
   bf16* target = out + static_cast<u64>(item.token) * kQueryWidth + kv_head * kGroup * kHeadDim;
