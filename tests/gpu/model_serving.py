@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -102,7 +103,10 @@ def serving_model(
                 assert not engine.loop.ended, "the engine has ended before it was asked anything"
                 time.sleep(0.001)
             status = partial(read_status, MemoryTransport(ring.region), geometry)
-            yield Client(gateway, status, lambda: engine.loop.ended)
+            # A caller may keep the client until its next engine runs, and to free a step graph then would wait for
+            # that engine's control loop: the client does not hold this one.
+            loop = weakref.ref(engine.loop)
+            yield Client(gateway, status, lambda: (running := loop()) is None or running.ended)
         finally:  # whatever went wrong: nothing may be freed or unmapped while the loop or a step runs
             _atomics.store_release(ring.region, COMMAND, Command.STOP)
             engine.wait()
