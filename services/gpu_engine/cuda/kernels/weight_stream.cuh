@@ -98,7 +98,7 @@ struct WeightRing {
 
   // By the consumers' two warpgroups, 64 rows of a tile each: calls end(sums, first of the warp's 16 rows). The second
   // one passes over tiles of 64 rows or less, by a loop of no rounds: ptxas runs products one by one if a branch
-  // decides about them. Both would be slower than one, which already reads shared memory at half its speed.
+  // decides about them. Its help would be the same sums once more.
   template <class End>
   __device__ void multiply(const Product& product, Slot& at, const End& end) const {
     const bool both = product.rows > kGroupRows;
