@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,20 @@ class Cores:
         if not others:
             raise RuntimeError(f"CPUs {free} are too few: the client, the loop and the neighbours need a core each")
         return cls(free[0], rest[0], others)
+
+
+def move_process(pid: int, cpus: Collection[int]) -> None:
+    """Move all threads of a process, with those that they start meanwhile. Raises RuntimeError when some stay."""
+    for _ in range(10):
+        astray = []
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if os.sched_getaffinity(int(task.name)) != set(cpus):
+                    astray.append(int(task.name))
+                    os.sched_setaffinity(int(task.name), cpus)
+        if not astray:
+            return
+    raise RuntimeError(f"threads {astray} of process {pid} do not stay on CPUs {sorted(cpus)}")
 
 
 def _siblings(cpu: int) -> set[int]:

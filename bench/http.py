@@ -12,57 +12,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import tempfile
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import numpy as np
 import uvloop
-from blink.v1 import bootstrap_pb2_grpc, inference_pb2, inference_pb2_grpc
+from blink.v1 import bootstrap_pb2_grpc, inference_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
+from bench.first_tokens import in_turns
 from bench.gateway import Granting, process
 from tests.dpu_gateway.harness import MODEL
 from tests.support.stand_in_engine import FINGERPRINT
-
-PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
-MAX_TOKENS = 4
-
-
-async def by_grpc(stub: inference_pb2_grpc.InferenceAsyncStub) -> float:
-    request = inference_pb2.GenerateRequest(stop=inference_pb2.StopConditions(max_tokens=MAX_TOKENS))
-    request.chat.messages.add(role="user", content=PROMPT)
-    begun, first = time.perf_counter(), 0.0
-    async for event in stub.Generate(request):
-        if not first and event.HasField("chunk"):
-            first = time.perf_counter()
-    return first - begun
-
-
-async def by_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
-    body = json.dumps(
-        {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": PROMPT}],
-            "max_tokens": MAX_TOKENS,
-            "stream": True,
-        }
-    ).encode()
-    begun, first = time.perf_counter(), 0.0
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    while (line := await reader.readline()) != b"0\r\n":  # the end of a chunked answer
-        if not first and line.startswith(b"data: ") and b'"content":""' not in line:
-            first = time.perf_counter()
-    await reader.readline()
-    return first - begun
 
 
 async def main() -> None:
@@ -89,7 +54,7 @@ async def main() -> None:
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(api))
             stub = inference_pb2_grpc.InferenceStub(channel)
             reader, writer = await asyncio.open_unix_connection(str(http))
-            times = np.array([(await by_grpc(stub), await by_http(reader, writer)) for _ in range(count)])[count // 2 :]
+            times = await in_turns(stub, reader, writer, MODEL, count)
             writer.close()
     finally:
         await bootstrap.stop(0)
