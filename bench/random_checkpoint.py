@@ -43,9 +43,9 @@ def folder_bytes(config: ModelConfig) -> int:
 
 
 def roomy_folder(needed: int) -> Path:
-    """A new folder in shared memory if ``needed`` bytes and half as much again are free there, else on disk."""
+    """A new folder in shared memory if ``needed`` bytes and a quarter more are free there, else on disk."""
     shared = Path("/dev/shm")
-    fits = shared.is_dir() and shutil.disk_usage(shared).free > needed * 3 // 2
+    fits = shared.is_dir() and shutil.disk_usage(shared).free > needed * 5 // 4
     return Path(tempfile.mkdtemp(prefix="blink-weights-", dir=shared if fits else None))
 
 

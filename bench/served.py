@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,7 @@ from bench.families import MODELS
 from bench.first_tokens import in_turns
 from bench.machine import Machine, write_json
 from bench.random_checkpoint import folder_bytes, roomy_folder, write_checkpoint
-from bench.served_report import REFERENCES, Row, around, faults_of_streams, matrix
+from bench.served_report import REFERENCE_GEOMETRY, REFERENCES, Row, around, faults_of_streams, matrix
 from bench.served_scrapes import Streamed, stream
 from services.cli.bench.kinds import Arrivals, Prompts
 from services.cli.bench.lengths import LogNormal
@@ -129,8 +130,9 @@ class Served:
             return stream(self.target, asked.streams, asked.stream_tokens, asked.processes, url, seed)
 
     def faults(self) -> Iterator[str]:
-        if self._processes() != self.processes:
-            yield f"a process of the product was restarted: {self.processes} were there, now {self._processes()}"
+        """Why the product is not what was set up: a process that was restarted is on other CPUs."""
+        if (now := self._processes()) != self.processes:
+            yield f"a process of the product was restarted: {self.processes} were there, now {now}"
 
     def _processes(self) -> list[int]:
         """The bootstrap's, in which the engine runs, and the gateway workers'."""
@@ -208,7 +210,7 @@ def tables(found: Found, arguments: argparse.Namespace) -> Iterator[str]:
         f"{arguments.seconds:g} s, prompts {_words(PROMPTS)}, outputs {_words(OUTPUTS)}; commit {machine.commit}"
     )
     yield ""
-    yield from matrix(found.rows)
+    yield from matrix(found.rows, REFERENCES if arguments.geometry == REFERENCE_GEOMETRY else {})
     yield ""
     yield from around(found.added_ms, arguments.streams, found.streams)
     yield ""
@@ -273,10 +275,13 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     found = Found([], [], [], [])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit leaves nothing running, and tables
     try:
         with serving(arguments, arguments.log) as served:
             measure(served, arguments, found)
-    except (RuntimeError, AssertionError) as error:
+    except KeyboardInterrupt:
+        found.faults.append("stopped")
+    except (RuntimeError, AssertionError, CommandError) as error:
         found.faults.append(f"the product: {error}")
     keep(found, arguments)
     print("\n".join(tables(found, arguments)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.served_scrapes import Streamed
@@ -39,6 +39,7 @@ class Reference:
     target: Figures
 
 
+REFERENCE_GEOMETRY = "llama3-8b"
 REFERENCES = {
     4.0: Reference(Figures(23.6, 42.4, 5.42), Figures(100, 211, 21.8), Figures(7, 12, 4.3)),
     16.0: Reference(Figures(29.4, 60.6, 7.61), Figures(133, 294, 46.9), Figures(9, 18, 6.0)),
@@ -92,13 +93,13 @@ class Row:
             )
 
 
-def matrix(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines of the table of loads."""
+def matrix(rows: Sequence[Row], references: Mapping[float, Reference]) -> Iterator[str]:
+    """Lines of the table of loads, beside the references of their rates."""
     yield "| " + " | ".join(HEADINGS) + " |"
     yield "|---" * len(HEADINGS) + "|"
     for row in sorted(rows, key=lambda row: (row.point.load, row.neighbours)):
         calm = next((other for other in rows if other.point.load == row.point.load and not other.neighbours), None)
-        yield "| " + " | ".join(_cells(row, calm)) + " |"
+        yield "| " + " | ".join(_cells(row, calm, references.get(row.point.load))) + " |"
 
 
 def around(added_ms: Sequence[float], streams: int, runs: Sequence[Streamed]) -> Iterator[str]:
@@ -134,9 +135,8 @@ def faults_of_streams(streams: int, runs: Sequence[Streamed]) -> Iterator[str]:
         yield f"no scrape found {streams} streams open"
 
 
-def _cells(row: Row, calm: Row | None) -> list[str]:
-    point, figures, reference = row.point, row.figures, REFERENCES.get(row.point.load)
-    cpu = point.host_cpu_us_per_token
+def _cells(row: Row, calm: Row | None, reference: Reference | None) -> list[str]:
+    point, figures, cpu = row.point, row.figures, row.point.host_cpu_us_per_token
     ratios = "-"
     if figures and row.neighbours and calm and calm.figures:
         before = calm.figures

@@ -54,7 +54,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_the_matrix_is_in_order_of_load_and_sets_each_row_beside_what_is_to_be_reached() -> None:
-    header, _, *lines = matrix([row(32.0), row(4.0, 48, ttft=(6.0, 22.0)), row(4.0)])
+    header, _, *lines = matrix([row(32.0), row(4.0, 48, ttft=(6.0, 22.0)), row(4.0)], REFERENCES)
     table = [dict(zip(cells(header), cells(line), strict=True)) for line in lines]
     assert [(line["offered req/s"], line["neighbours"]) for line in table] == [
         ("4", "none"),
@@ -80,7 +80,7 @@ def test_one_figure_over_its_limit_is_not_reached(over: str) -> None:
 
 
 def test_a_rate_without_a_reference_and_a_row_without_answers_have_dashes() -> None:
-    _, _, line = matrix([row(5.0, ttft_ms=None)])
+    _, _, line = matrix([row(5.0, ttft_ms=None)], REFERENCES)
     assert cells(line)[4:9] == ["-"] * 5
 
 
