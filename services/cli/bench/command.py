@@ -57,7 +57,7 @@ class Plan:
 
 def bench(plan: Plan) -> None:
     """Run the command. Raises CommandError; an interrupt leaves no process behind."""
-    say = Console(stderr=True, highlight=False).print
+    say = narrator()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = Conditions(plan.target.address, plan.pids, plan.gpus, beside_neighbours=plan.interfere > 0)
     try:
@@ -94,6 +94,11 @@ def bench(plan: Plan) -> None:
     if plan.output is not None:
         _write(report, table, plan.output, say)
     print(table)
+
+
+def narrator() -> Callable[[str], None]:
+    """Prints lines of progress as they are, brackets too."""
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print
 
 
 class _Run:
