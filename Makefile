@@ -7,7 +7,7 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: run test test-cluster test-node lint-chart test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma \
-  test-rdma-pypi test-aarch64 qemu install cuda lint types imports format lock clean model helm
+  test-rdma-pypi test-aarch64 qemu etcd node-packages install cuda lint types imports format lock clean model helm
 .DELETE_ON_ERROR:
 
 run: install model $(if $(filter cuda,$(ENGINE)),cuda)
@@ -69,24 +69,28 @@ test-aarch64: install model
 	BLINK_AARCH64=1 $(BIN)/pytest -n 0 tests/aarch64
 
 # On a real control plane on loopback (docs/kubernetes.md). Kubernetes is built once, then kept in the cache.
-test-cluster: install
+test-cluster: install etcd
+	$(BIN)/pytest -m cluster -n 0 tests/cluster
+
+etcd:
 	@command -v etcd >/dev/null || { \
 	  if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
 	    echo "blink needs one more package for this, installing: etcd-server"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	      apt-get install -qq --yes --no-install-recommends etcd-server >/dev/null; \
 	  else echo "blink needs one more package for this: apt-get install etcd-server"; exit 1; fi; }
-	$(BIN)/pytest -m cluster -n 0 tests/cluster
 
 # The chart on a node of its own, with containerd and kubelet, as root (docs/kubernetes.md). Images are built once.
-NODE_PACKAGES := etcd-server containerd runc containernetworking-plugins buildah debootstrap dnsmasq-base iptables conntrack
-test-node: install model
+NODE_PACKAGES := etcd-server iproute2 containerd runc containernetworking-plugins buildah debootstrap dnsmasq-base iptables conntrack
+test-node: install model node-packages
+	$(BIN)/pytest -m node -n 0 tests/cluster/node
+
+node-packages:
 	@test "$$(id -u)" = 0 || { echo "a node needs root"; exit 1; }
 	@missing=; for package in $(NODE_PACKAGES); do dpkg-query --show $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	test -z "$$missing" || { echo "blink needs more packages for this, installing:$$missing"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -qq --yes --no-install-recommends $$missing >/dev/null; }
-	$(BIN)/pytest -m node -n 0 tests/cluster/node
 
 # What the cuda engine needs beside NVIDIA's driver.
 cuda: install

@@ -1,4 +1,4 @@
-"""The programs that a cluster is made of, kept in the cache between runs.
+"""``python -m tests.cluster.binaries [node]``: the programs that a cluster is made of, kept in the cache between runs.
 
 Kubernetes is built from its Go module, which kubernetes/go.mod pins: minutes, once. etcd comes from the distribution.
 """
@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,20 +38,36 @@ def kubernetes(programs: Sequence[str] = CONTROL_PLANE) -> Path:
     version = kubernetes_version()
     directory = CACHE / f"kubernetes-{version.removeprefix('v')}"
     missing = [name for name in programs if not (directory / name).exists()]
-    if not missing:
-        return directory
+    if missing:
+        package = "k8s.io/component-base/version"
+        major, minor, _ = version.removeprefix("v").split(".")
+        stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+        stamped = " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items())
+        # One build for all, so that what they share is compiled once.
+        go_build(MODULE, [f"k8s.io/kubernetes/cmd/{name}" for name in missing], directory, stamped)
+    return directory
+
+
+def go_build(module: Path, packages: Sequence[str], directory: Path, link_flags: str = "") -> None:
+    """Programs of what a go.mod pins, into ``directory``. Raises MissingProgramError.
+
+    A build that is ended half way leaves no half of a program; the next one goes on from Go's own cache.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as fresh:
+        flags = ["-trimpath", "-mod=readonly", "-ldflags", f"-s -w {link_flags}".strip(), "-o", f"{fresh}/"]
+        go(module, "build", *flags, *packages)
+        for program in Path(fresh).iterdir():
+            program.replace(directory / program.name)
+
+
+def go(module: Path, *arguments: str) -> str:
+    """What the go command prints. Raises MissingProgramError."""
     if shutil.which("go") is None:
         raise MissingProgramError("go (1.25 or newer) is needed to build Kubernetes")
-    directory.mkdir(parents=True, exist_ok=True)
-    package = "k8s.io/component-base/version"
-    major, minor, _ = version.removeprefix("v").split(".")
-    stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    flags = "-s -w " + " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items())
-    # One build for all, so that what they share is compiled once.
-    command = ["go", "build", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", f"{directory}/"]
     done = subprocess.run(
-        [*command, *(f"k8s.io/kubernetes/cmd/{name}" for name in missing)],
-        cwd=MODULE,
+        ["go", *arguments],
+        cwd=module,
         env={**os.environ, "CGO_ENABLED": "0"},
         capture_output=True,
         text=True,
@@ -57,8 +75,8 @@ def kubernetes(programs: Sequence[str] = CONTROL_PLANE) -> Path:
         check=False,
     )
     if done.returncode != 0:
-        raise MissingProgramError(f"{', '.join(missing)}: go build fails: {done.stderr.strip()[-2000:]}")
-    return directory
+        raise MissingProgramError(f"go {' '.join(arguments)}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
 
 
 def debian(program: str, package: str) -> Path:
@@ -67,3 +85,7 @@ def debian(program: str, package: str) -> Path:
     if found is None:
         raise MissingProgramError(f"{program} is needed: apt-get install {package}")
     return Path(found)
+
+
+if __name__ == "__main__":
+    print(kubernetes((*CONTROL_PLANE, *NODE) if "node" in sys.argv[1:] else CONTROL_PLANE))

@@ -1,17 +1,18 @@
-"""Kueue itself, a process beside the control plane; without its webhooks, which check what people write."""
+"""Kueue itself, a process beside the control plane; without its webhooks, which check what people write.
+
+``python -m tests.cluster.kueue`` builds it.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import requests
 import trustme
 import yaml
 
-from tests.cluster.binaries import MissingProgramError
+from tests.cluster.binaries import go, go_build
 from tests.cluster.control_plane import Client, ControlPlane, Json, free_ports
 from tests.cluster.fetch_helm import CACHE
 from tests.cluster.processes import Processes
@@ -21,7 +22,6 @@ MODULE = Path(__file__).parent / "kueue_module"
 PACKAGE = "sigs.k8s.io/kueue/cmd/kueue"
 API = "/apis/kueue.x-k8s.io/v1beta2"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-BUILD_SECONDS = 3000
 START_SECONDS = 90.0
 # Kueue looks for the certificate of its metrics in a fixed place below /etc: it gets an /etc of its own.
 OWN_ETC = (
@@ -126,27 +126,13 @@ def _kind(name: str) -> Json:
 
 def _built() -> tuple[Path, Path]:
     """The manager, kept in the cache, and the folder of its kinds. Raises MissingProgramError."""
-    environment = {**os.environ, "CGO_ENABLED": "0"}
+    module = json.loads(go(MODULE, "mod", "download", "-json", "sigs.k8s.io/kueue"))
+    directory = CACHE / "kueue" / module["Version"].removeprefix("v")
+    program = directory / PACKAGE.rpartition("/")[2]
+    if not program.exists():
+        go_build(MODULE, [PACKAGE], directory)
+    return program, Path(module["Dir"]) / "config/components/crd/bases"
 
-    def go(*arguments: str) -> str:
-        try:
-            done = subprocess.run(
-                ["go", *arguments],
-                cwd=MODULE,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=BUILD_SECONDS,
-                check=True,
-            )
-        except FileNotFoundError as error:
-            raise MissingProgramError("go (1.25 or newer) is needed to build Kueue") from error
-        except subprocess.CalledProcessError as error:
-            raise MissingProgramError(f"go {arguments[0]}: {error.stderr.strip()[-2000:]}") from error
-        return done.stdout
 
-    module = json.loads(go("mod", "download", "-json", "sigs.k8s.io/kueue"))
-    target = CACHE / f"kueue-{module['Version'].removeprefix('v')}"
-    if not target.exists():
-        go("build", "-trimpath", "-mod=readonly", "-ldflags=-s -w", "-o", str(target), PACKAGE)
-    return target, Path(module["Dir"]) / "config/components/crd/bases"
+if __name__ == "__main__":
+    print(_built()[0])

@@ -1,6 +1,7 @@
 """The images that the chart installs, built by the command that the docs give, without a registry.
 
-Each is an archive in the cache, under a name that changes with what it is made of.
+Each is an archive in the cache, under a name that changes with what it is made of; ``python -m
+tests.cluster.node.images`` makes those that are missing.
 """
 
 from __future__ import annotations
@@ -108,3 +109,7 @@ def _save(image: str, name: str, path: Path) -> None:
 def _buildah(*arguments: str, check: bool = True) -> str:
     command: list[str | Path] = [debian("buildah", "buildah"), *STORAGE, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=check).stdout.strip()
+
+
+if __name__ == "__main__":
+    print(*archives(), sep="\n")
