@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
             if not asked_for:
                 item.add_marker(pytest.mark.skip("runs on a node of its own, as root: make test-node"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What an operator would look at, as it is when a test fails."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        seen = (each for each in item.funcargs.values() if isinstance(each, Release | Machine))
+        report.sections += [(f"the {type(each).__name__.lower()}", each.diagnosis()) for each in seen]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,20 @@ class Machine:
     def log(self, name: str) -> str:
         return self._processes.log(name)
 
+    def diagnosis(self) -> str:
+        """The node from inside: rules of Services, tracked connections, neighbours, and the ends of logs."""
+        (kubelet, proxy) = NODE
+        looks = (
+            ("iptables-save", "--table", "nat"),
+            ("iptables-save", "--table", "filter"),
+            ("conntrack", "--dump", "--proto", "tcp"),
+            ("ip", "neighbour"),
+            ("ip", "-brief", "address"),
+        )
+        parts = [f"--- {' '.join(look)}\n{self._inside(*look)}" for look in looks]
+        parts += [f"--- {name}\n{self.log(name)}" for name in (proxy, kubelet, "containerd", "dnsmasq")]
+        return "\n".join(parts)
+
     def cgroup_value(self, pod_uid: str, *names: str) -> str:
         """Of a pod: the first of these files that there is; versions of cgroups call them differently."""
         found = (path for name in names for path in CGROUPS.glob(f"**/kubepods/**/pod{pod_uid}/{name}"))
@@ -128,6 +142,11 @@ class Machine:
                 capture_output=True,
                 timeout=60,
             )
+
+    @staticmethod
+    def _inside(*command: str) -> str:
+        done = subprocess.run([*INSIDE, *command], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
 
     def _run(self, name: str, command: list[str | Path]) -> None:
         self._processes.start(name, [*INSIDE, *command])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,10 +13,12 @@ from blink.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.cluster.control_plane import Client, ControlPlane, Json
 from tests.cluster.fetch_helm import helm, kubectl
+from tests.cluster.scene import eventually
 from tests.deploy.chart.rendering import CHART, profile
 
 NAME, NAMESPACE = "blink", "serving"
 WAIT = "300s"
+CONNECT_SECONDS = 1.0
 # Room for two of everything and a tenant on two cores.
 VALUES: Json = {
     "engine": {"resources": {"requests": {"cpu": "200m", "memory": "1Gi"}}},
@@ -34,6 +38,7 @@ class Release:
 
     def install(self) -> None:
         self.helm("install", NAME, str(CHART), "--create-namespace", *profile("cpu-demo"), "--wait", "--timeout", WAIT)
+        self.until_reached()
 
     def upgrade(self, **values: str) -> None:
         """Change single values, and wait until all pods have them."""
@@ -56,10 +61,12 @@ class Release:
         return done.stdout
 
     def diagnosis(self) -> str:
-        """Pods, their events and the ends of their logs."""
+        """Pods, what stands behind Services, events and the ends of logs."""
         command = [str(kubectl()), f"--kubeconfig={self._kubeconfig}"]
         parts = (
             ("get", "pods", "--all-namespaces", "--output=wide"),
+            ("get", "services,endpointslices,poddisruptionbudgets", "--all-namespaces", "--output=wide"),
+            ("describe", "pods", "--namespace", NAMESPACE),
             ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
             (
                 "logs",
@@ -77,6 +84,22 @@ class Release:
         """Of the gateway's Service."""
         service = self.client.get(f"/api/v1/namespaces/{NAMESPACE}/services/{NAME}")
         return f"{service['spec']['clusterIP']}:50051"
+
+    def until_reached(self) -> None:
+        """Where no gateway was ready and one has become so: wait until its Service takes a connection.
+
+        kube-proxy follows readiness a moment later and, with iptables, in two steps: the rule that refuses goes before
+        the one that translates comes. A connection begun in between is tracked without translation and never answered,
+        however often its SYN is sent again; so each look is a connection of its own.
+        """
+        host, port = self.address().split(":")
+
+        def taken() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS):
+                return True
+            return False
+
+        eventually(taken, self.diagnosis)
 
     def generate(self, prompt: list[int], tokens: int) -> list[int]:
         """Greedy, streamed by the installed gateway; the model's tokens."""

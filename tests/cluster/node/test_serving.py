@@ -99,6 +99,7 @@ def test_an_engine_that_is_killed_comes_back_and_is_waited_for(release: Release,
         return restarted["restartCount"] == 1 and all(each["ready"] for each in now["status"]["containerStatuses"])
 
     eventually(came_back, release.diagnosis)
+    release.until_reached()
     assert answers(release), release.diagnosis()
 
 
@@ -108,4 +109,5 @@ def test_a_drained_node_gives_up_serving_and_takes_it_back(release: Release) -> 
     assert not running
     release.kubectl("uncordon", NODE)
     release.kubectl("rollout", "status", "deployment/blink", "--namespace", NAMESPACE, "--timeout=180s")
+    release.until_reached()
     assert answers(release), release.diagnosis()
