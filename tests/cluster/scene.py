@@ -32,6 +32,11 @@ def eventually(look: Callable[[], T | None], why: Callable[[], str] = lambda: ""
         time.sleep(0.1)
 
 
+def dry(path: str) -> str:
+    """Asks what would happen; strict, so that a field that is unknown is an error."""
+    return f"{path}?dryRun=All&fieldValidation=Strict"
+
+
 def pool_manifest(name: str = "p", selects: str = "p", baseline: int = 0, **spec: Any) -> Json:
     plain = {"nodeSelector": {"pool": selects}, "serving": {"baselineCores": baseline}}
     return {
