@@ -1,6 +1,7 @@
 """A stand-in for kubelets, where only the control plane is real: bound pods run, and end when they are told to.
 
-Pods whose label ``test/stubborn`` is set take no notice of being told, until they are killed.
+Pods whose label ``test/stubborn`` is set take no notice of being told, until they are killed; those with ``test/fixed``
+are refused another size, as by a kubelet with a static CPU manager.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import requests
 from tests.cluster.control_plane import Client, Json
 
 LOOK_SECONDS = 0.1
-STUBBORN = "test/stubborn"
+STUBBORN, FIXED = "test/stubborn", "test/fixed"
 
 
 class HollowKubelet:
@@ -51,6 +52,15 @@ class HollowKubelet:
         if "deletionTimestamp" in metadata:
             if STUBBORN not in (metadata.get("labels") or {}):
                 self._client.delete(_path(pod), {"gracePeriodSeconds": 0})
+        elif _resized(pod) and FIXED in (metadata.get("labels") or {}):
+            refused = {
+                "type": "PodResizePending",
+                "status": "True",
+                "reason": "Infeasible",
+                "message": "a static policy",
+            }
+            conditions = [*(each for each in pod["status"]["conditions"] if each["type"] != refused["type"]), refused]
+            self._client.patch(f"{_path(pod)}/status", {"status": {"conditions": conditions}})
         elif pod["status"].get("phase") == "Pending" or _resized(pod):
             ready = [{"type": "Ready", "status": "True"}]
             running = [{**_container(pod), "ready": True, "state": {"running": {}}}]

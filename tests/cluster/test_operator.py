@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.hollow import STUBBORN
+from tests.cluster.hollow import FIXED, STUBBORN
 from tests.cluster.metrics_page import MetricsPage
 from tests.cluster.operators import Operator
 from tests.cluster.scene import JOBS, NODES, POOLS, TENANTS, Scene, eventually, tenant_manifest
@@ -101,6 +101,23 @@ def test_running_pods_are_resized_in_place_for_a_newcomer_and_grow_no_further(op
     assert shrunk["metadata"]["uid"] == first["metadata"]["uid"]
     assert shrunk["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "4"
     assert "ShrunkForRoom" in scene.reasons("a")
+
+
+def test_where_the_kubelet_refuses_to_resize_the_newcomer_waits_and_who_runs_runs_on(
+    operator: Operator, scene: Scene
+) -> None:
+    scene.node("n0", 8)
+    scene.pool()
+    scene.tenant("a", 2, 8, labels={FIXED: "yes"})
+    first = scene.running_pod("a")
+    assert first["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "8"
+    scene.tenant("b", 4, priority=9)
+    eventually(lambda: "ShrunkForRoom" in scene.reasons("a"), operator.log)
+    eventually(lambda: "NoRoom" in str(scene.status("b").get("conditions")), lambda: f"{scene.status('b')}")
+    stays(lambda: scene.status("b")["phase"] == "Waiting" and scene.status("a")["cores"] == 8, scene)
+    assert scene.running_pod("a")["metadata"]["uid"] == first["metadata"]["uid"]
+    scene.kubelet.finish(scene.running_pod("a"))
+    scene.running_pod("b")
 
 
 def test_preemption_waits_until_the_victims_pod_has_ended(operator: Operator, scene: Scene) -> None:

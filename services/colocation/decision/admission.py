@@ -38,7 +38,12 @@ class Admission:
             node.make_room(0)
             if node.free >= 0:
                 continue
-            for tenant in self._giving_way(node, list(node.grants)):
+            leavers = self._giving_way(node, list(node.grants))
+            if (
+                reason is Reason.CORES_RECLAIMED
+            ):  # who has not got in yet, as a resize was refused, goes before who runs
+                leavers.sort(key=lambda tenant: not tenant.pod_pending)
+            for tenant in leavers:
                 if node.free >= 0:
                     break
                 node.remove(tenant)

@@ -142,7 +142,19 @@ def belongs(pod: Object, job: Object) -> bool:
 def resizable(pod: Object) -> bool:
     """Whether the pod's kubelet can change its CPU in place: one that can reports what its containers have."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return bool(statuses) and all("resources" in each for each in statuses)
+    return bool(statuses) and all("resources" in each for each in statuses) and not resize_refused(pod)
+
+
+def resize_refused(pod: Object) -> bool:
+    """Whether the kubelet will not give the pod the size that it is asked for, as with a static CPU manager."""
+    told = (pod.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "PodResizePending" and each.get("reason") == "Infeasible" for each in told)
+
+
+def cores_of(pod: Object) -> int:
+    """Whole cores of a tenant's pod: what it asks for, or what it has where that was refused."""
+    holder = pod["status"]["containerStatuses"][0] if resize_refused(pod) else pod["spec"]["containers"][0]
+    return millicores(holder["resources"]["requests"]["cpu"]) // 1000
 
 
 def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
@@ -155,8 +167,7 @@ def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
     node, cores = annotations.get(NODE_ANNOTATION), annotations.get(CORES_ANNOTATION)
     if not node or not cores:
         return None
-    sizes = [millicores(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]) // 1000 for pod in pods]
-    return Placement(node, max(sizes, default=int(cores)))
+    return Placement(node, max(map(cores_of, pods), default=int(cores)))
 
 
 def queued(job: Object) -> bool:

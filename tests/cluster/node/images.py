@@ -7,11 +7,14 @@ tests.cluster.node.images`` makes those that are missing.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.binaries import debian
 from tests.cluster.fetch_helm import CACHE
@@ -67,6 +70,20 @@ def archive(target: str, arch: str = "amd64") -> Path:
         subprocess.run(command, env=environment, check=True, timeout=BUILD_SECONDS)
         _save(f"localhost/blink/{target}:{tag}", f"docker.io/blink/{target}:{VERSION}", path)
     return path
+
+
+def configuration(target: str) -> dict[str, Any]:
+    """What an image's archive says of how to run it: User, Healthcheck, Entrypoint."""
+    with tarfile.open(archive(target)) as files:
+
+        def read(name: str) -> Any:
+            found = files.extractfile(name)
+            assert found is not None
+            return json.load(found)
+
+        (image,) = read("manifest.json")
+        config: dict[str, Any] = read(image["Config"])["config"]
+        return config
 
 
 def _environment(arch: str) -> dict[str, str]:

@@ -61,11 +61,11 @@ class Machine:
         """Import an image that ``buildah push docker-archive:`` wrote."""
         self.ctr("images", "import", str(archive))
 
-    def start_kubelet(self) -> None:
-        """Wait until the node is ready. The image of pods' sandboxes must have been loaded."""
+    def start_kubelet(self, **settings: Any) -> None:
+        """With these settings beside the usual ones; waits for the node. Sandboxes' image must have been loaded."""
         (kubelet, _) = NODE
         config = self.directory / "kubelet.yaml"
-        config.write_text(yaml.safe_dump(self._kubelet_config()))
+        config.write_text(yaml.safe_dump(self._kubelet_config() | settings))
         flags = {
             "config": config,
             "kubeconfig": self._plane.kubeconfig(ADMIN),
@@ -76,8 +76,11 @@ class Machine:
         self._run(kubelet, [kubernetes(NODE) / kubelet, *(f"--{name}={value}" for name, value in flags.items())])
         self._processes.until("the node is ready", self.ready, START_SECONDS)
 
-    def stop_kubelet(self) -> None:
+    def restart_kubelet(self, **settings: Any) -> None:
+        """With others. Pods go on meanwhile; a policy for CPUs may be another one, as its state is thrown away."""
         self._processes.end("kubelet")
+        (self.directory / "kubelet" / "cpu_manager_state").unlink()
+        self.start_kubelet(**settings)
 
     def ready(self) -> bool:
         node = self._client.find(f"/api/v1/nodes/{NAME}")
@@ -119,6 +122,14 @@ class Machine:
         """Of a pod: the first of these files that there is; versions of cgroups call them differently."""
         found = (path for name in names for path in CGROUPS.glob(f"**/kubepods/**/pod{pod_uid}/{name}"))
         return next(found).read_text().strip()
+
+    @staticmethod
+    def cpus(container: str) -> set[int]:
+        """Those that a container may run on, by its id in the API."""
+        (_, _, name) = container.partition("//")
+        (found,) = CGROUPS.glob(f"**/kubepods/**/{name}/cpuset.cpus")
+        ranges = [part.split("-") for part in found.read_text().strip().split(",") if part]
+        return {cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)}
 
     def stop(self) -> None:
         """Kubelet first, then its containers, which outlive it and containerd."""

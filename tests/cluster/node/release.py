@@ -60,6 +60,20 @@ class Release:
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def passes(self, deployment: str, container: str, command: list[str]) -> bool:
+        """Whether the command ends well in a container."""
+        inside = [
+            "exec",
+            f"deployment/{deployment}",
+            "--namespace",
+            NAMESPACE,
+            f"--container={container}",
+            "--",
+            *command,
+        ]
+        called = [str(kubectl()), f"--kubeconfig={self._kubeconfig}", *inside]
+        return subprocess.run(called, capture_output=True, check=False).returncode == 0
+
     def diagnosis(self) -> str:
         """Pods, what stands behind Services, events and the ends of logs."""
         command = [str(kubectl()), f"--kubeconfig={self._kubeconfig}"]

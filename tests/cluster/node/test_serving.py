@@ -9,6 +9,7 @@ from pathlib import Path
 
 import requests
 
+from tests.cluster.node.images import configuration
 from tests.cluster.node.machine import NAME as NODE
 from tests.cluster.node.machine import Machine
 from tests.cluster.node.release import NAMESPACE, Release
@@ -44,6 +45,28 @@ def test_its_containers_are_nobodys_root_and_can_write_to_no_image(release: Rele
                 assert (spec["process"]["user"]["uid"], spec["root"]["readonly"]) == (10_001, True), container["name"]
                 assert spec["process"]["noNewPrivileges"]
                 assert not spec["process"]["capabilities"].get("effective")
+
+
+def test_each_image_has_a_health_check_that_passes_where_it_runs_and_nowhere_else(release: Release) -> None:
+    places = {
+        "gateway": ("blink", "gateway-0"),
+        "engine-cpu": ("blink", "engine"),
+        "operator": ("blink-operator", "operator"),
+    }
+    checks = {target: configuration(target)["Healthcheck"]["Test"] for target in places}
+    for target, (deployment, container) in places.items():
+        (kind, *command) = checks[target]
+        assert kind == "CMD"
+        assert release.passes(deployment, container, command), f"{target}: {release.diagnosis()}"
+        elsewhere = next(place for place in places.values() if place[0] != deployment)
+        assert not release.passes(*elsewhere, command), target
+
+
+def test_the_notes_name_the_next_commands_and_these_work(release: Release) -> None:
+    notes = release.helm("get", "notes", "blink")
+    (wait,) = (line.split() for line in notes.splitlines() if line.strip().startswith("kubectl -n serving wait"))
+    assert "condition met" in release.kubectl(*wait[1:])
+    assert "helm test blink -n serving" in notes  # as the test below does
 
 
 def test_what_rdma_needs_is_in_the_image(release: Release) -> None:

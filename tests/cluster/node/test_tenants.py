@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from services.colocation.observe.objects import resize_refused
 from tests.cluster.control_plane import Client, Json
 from tests.cluster.node.images import VERSION
 from tests.cluster.node.machine import NAME as NODE
@@ -92,6 +94,41 @@ def test_the_kubelet_holds_a_tenant_to_its_cores(tenants: Tenants, machine: Mach
     (pod,) = eventually(tenants.running, tenants.why)
     quota = machine.cgroup_value(pod["metadata"]["uid"], "cpu.cfs_quota_us", "cpu.max")
     assert quota.split()[0] == "100000"  # µs of each 100 ms
+
+
+@pytest.fixture
+def static_cpus(machine: Machine) -> Iterator[None]:
+    """The node's CPU manager gives whole CPUs away."""
+    machine.restart_kubelet(cpuManagerPolicy="static", kubeReserved={"cpu": "100m"})
+    yield
+    machine.restart_kubelet()
+
+
+@pytest.mark.usefixtures("static_cpus")
+def test_a_static_cpu_manager_gives_a_tenant_a_cpu_of_its_own_and_refuses_another_size(
+    tenants: Tenants, machine: Machine
+) -> None:
+    tenants.add("a")
+    (pod,) = eventually(tenants.running, tenants.why)
+    own = machine.cpus(pod["status"]["containerStatuses"][0]["containerID"])
+    assert len(own) == 1
+    (serving,) = tenants.release.pods("gateway")
+    (engine,) = serving["status"]["initContainerStatuses"]
+    eventually(lambda: not own & machine.cpus(engine["containerID"]), tenants.why)
+    # As the operator would see it: the kubelet says so in a condition, and the pod keeps what it has.
+    size = {"limits": {"cpu": "500m"}, "requests": {"cpu": "500m"}}
+    change = {"spec": {"containers": [{"name": pod["spec"]["containers"][0]["name"], "resources": size}]}}
+    name = pod["metadata"]["name"]
+    tenants.release.kubectl(
+        "patch", "pod", name, "-n", "batch", "--subresource=resize", f"--patch={json.dumps(change)}"
+    )
+
+    def refused() -> bool:
+        (now,) = tenants.running()
+        assert now["status"]["containerStatuses"][0]["resources"]["requests"]["cpu"] == "1"
+        return resize_refused(now)
+
+    eventually(refused, tenants.why)
 
 
 def test_killed_in_the_midst_of_its_work_the_operator_goes_on_and_tenants_never_notice(

@@ -236,6 +236,14 @@ def test_the_pool_says_who_gives_way_first(order: EvictionOrder, first: str) -> 
     assert removed(plan) == {first: Reason.CORES_RECLAIMED}
 
 
+def test_where_a_resize_was_refused_it_is_the_newcomer_who_waits_again() -> None:
+    kept = running("kept", 8, least=2, priority=0, resizable=False)
+    newcomer = running("newcomer", 4, least=4, priority=9, pod_pending=True)
+    assert removed(decide(cluster(kept, newcomer, nodes=(node(cores=8),), resizable=True))) == {
+        "newcomer": Reason.CORES_RECLAIMED
+    }
+
+
 def test_outside_its_windows_a_pool_suspends_everybody() -> None:
     nights = (Window(frozenset({0, 1, 2, 3, 4}), time(22), time(6)),)
     seen = cluster(running("a", 4), tenant("b"), windows=nights)

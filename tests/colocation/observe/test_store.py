@@ -97,6 +97,17 @@ def test_only_a_pod_whose_kubelet_reports_its_containers_resources_can_be_resize
     assert only_tenant(filled({**one, "status": {"containerStatuses": reports}}, of_job=released)).resizable
 
 
+def test_a_pod_whose_resize_the_kubelet_refused_keeps_what_it_has_and_is_not_asked_again() -> None:
+    has = [{"name": "main", "resources": {"requests": {"cpu": "6"}}}]
+    refused = [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]
+    one = {**tenant_pod(cpu="2"), "status": {"containerStatuses": has, "conditions": refused}}
+    seen = only_tenant(filled(one, of_job=job(suspend=False, node="n0", cores=6)))
+    assert seen.placement == Placement("n0", 6)
+    assert not seen.resizable
+    later = {**one, "status": {"containerStatuses": has, "conditions": [{**refused[0], "reason": "Deferred"}]}}
+    assert only_tenant(filled(later, of_job=job(suspend=False, node="n0", cores=6))).resizable
+
+
 def test_a_job_that_somebody_released_by_hand_is_not_placed() -> None:
     assert only_tenant(filled(of_job=job(suspend=False))).placement is None
 
