@@ -6,7 +6,7 @@ SOURCES := $(shell find services proto -name '*.cpp' -o -name '*.hpp' -o -name '
              -o -name schema.py -o -name codegen.py)
 CPP := $(shell find services -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: run test test-cluster test-node lint-chart test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma \
+.PHONY: run test test-cluster test-node lint-chart checkov test-gpu verify-gpu prebuild-gpu soak-gpu sanitize-gpu test-rdma \
   test-rdma-pypi test-aarch64 qemu etcd node-packages install cuda lint types imports format lock clean model helm
 .DELETE_ON_ERROR:
 
@@ -98,15 +98,17 @@ cuda: install
 
 # checkov over every profile; in an environment of its own, as it asks for old versions of much.
 CHECKOV := $(abspath build/checkov)
-lint-chart: helm
-	@test -x $(CHECKOV)/bin/checkov || { python3 -m venv $(CHECKOV) \
-	  && $(CHECKOV)/bin/pip install --quiet --disable-pip-version-check checkov==3.3.30; }
+lint-chart: helm checkov
 	@rm -rf build/chart && mkdir -p build/chart
 	@helm=$$($(BIN)/python -m tests.cluster.fetch_helm); for profile in deploy/helm/blink/profiles/*.yaml; do \
 	  $$helm template blink deploy/helm/blink --namespace serving --values $$profile \
 	    --set tenants.namespace=batch,tenants.createNamespace=true,serviceMonitor.enabled=true \
 	    > build/chart/$$(basename $$profile) || exit 1; done
 	$(CHECKOV)/bin/checkov --config-file deploy/helm/checkov.yaml --directory build/chart
+
+checkov:
+	@test -x $(CHECKOV)/bin/checkov || { python3 -m venv $(CHECKOV) \
+	  && $(CHECKOV)/bin/pip install --quiet --disable-pip-version-check checkov==3.3.30; }
 
 # What tests of the chart render it with: in the cache, once.
 helm: install

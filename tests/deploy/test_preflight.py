@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.node.preflight import CONTROLLERS, missing
+from tests.cluster.node.preflight import CONTROLLERS, gone, missing
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="namespaces need root")
 
@@ -38,3 +40,22 @@ def test_a_feature_is_named_with_what_its_trial_says(tmp_path: Path) -> None:
     whole = cgroups_v2(tmp_path, " ".join(CONTROLLERS))
     trials = {"lunch": "echo no such device >&2; false", "devices": "ip link show lo"}
     assert list(missing(trials, whole)) == ["lunch (no such device)"]
+
+
+def test_a_pinned_package_that_the_mirror_has_no_more_is_named(tmp_path: Path) -> None:
+    class Mirror(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200 if self.path == "/debian/here.deb" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    lock = tmp_path / "lock"
+    lock.write_text("debian/here.deb 00\ndebian/old.deb 00\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (named,) = gone(lock, f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert named.startswith("debian/old.deb of lock")
+    assert "404" in named

@@ -56,11 +56,10 @@ def archives() -> list[Path]:
 
 def archive(target: str, arch: str = "amd64") -> Path:
     """One image of Blink's, for amd64 or arm64. Raises MissingProgramError."""
-    directory = CACHE / "images"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{target}-{arch}-{_key()}.tar"
+    path = _path(target, arch)
     if not path.exists():
-        for old in directory.glob(f"{target}-{arch}-*.tar"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob(f"{target}-{arch}-*.tar"):
             old.unlink()
         environment = _environment(arch)
         if not _buildah("images", "--quiet", BASE, check=False):
@@ -70,6 +69,15 @@ def archive(target: str, arch: str = "amd64") -> Path:
         subprocess.run(command, env=environment, check=True, timeout=BUILD_SECONDS)
         _save(f"localhost/blink/{target}:{tag}", f"docker.io/blink/{target}:{VERSION}", path)
     return path
+
+
+def built() -> bool:
+    """Whether all images are in the cache."""
+    return all(_path(target, "amd64").exists() for target in TARGETS)
+
+
+def _path(target: str, arch: str) -> Path:
+    return CACHE / "images" / f"{target}-{arch}-{_key()}.tar"
 
 
 def configuration(target: str) -> dict[str, Any]:

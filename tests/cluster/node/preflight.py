@@ -1,4 +1,4 @@
-"""``python -m tests.cluster.node.preflight`` names what the kernel of this machine lacks for a node, a line each.
+"""``python -m tests.cluster.node.preflight`` names what of the kernel or of Debian a node can't have here, a line each.
 
 What it does not name is there: a test of the node that fails then has found a fault. Needs root, iproute2 and iptables.
 """
@@ -11,7 +11,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import requests
+
+from tests.cluster.node.images import IMAGES, built
+
 CGROUPS = Path("/sys/fs/cgroup")
+LOCK = IMAGES / "steps" / "debian-amd64.lock"
+MIRROR = "http://deb.debian.org"
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 # Each is tried in a network and a mount namespace of its own, which take away what it has made.
 FEATURES = {
@@ -39,6 +45,16 @@ def missing(features: Mapping[str, str] = FEATURES, cgroups: Path = CGROUPS) -> 
             yield f"{feature} ({' '.join(done.stderr.split()) or f'exit status {done.returncode}'})"
 
 
+def gone(lock: Path = LOCK, mirror: str = MIRROR) -> Iterator[str]:
+    """Packages that images are made of and that can't be fetched: a mirror keeps only the latest of each."""
+    with requests.Session() as session:
+        for path in (line.split()[0] for line in lock.read_text().splitlines()):
+            try:
+                session.head(f"{mirror}/{path}", timeout=60, allow_redirects=True).raise_for_status()
+            except requests.RequestException as error:
+                yield f"{path} of {lock.name}, which deploy/images/lock.sh writes ({error})"
+
+
 def _controlled(cgroups: Path, controller: str) -> bool:
     """Whether kubelet can limit by it, in either version of cgroups."""
     together = cgroups / "cgroup.controllers"
@@ -48,5 +64,5 @@ def _controlled(cgroups: Path, controller: str) -> bool:
 
 
 if __name__ == "__main__":
-    for each in missing():
+    for each in (*missing(), *(() if built() else gone())):
         print(each)
