@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import kopf
@@ -121,7 +122,8 @@ async def _act(settings: OperatorSettings, store: Store, watched: Watched, api: 
         log.info("watching", nodes=len(store.nodes), tenants=len(store.tenants), resizable=resizable, kueue=kueue)
         executor = Executor(api, store, settings.replica, settings.priority_class, kueue=kueue)
         slo = SloWatch(settings.scrape_timeout)
-        reconciler = Reconciler(store, api, executor, slo, metrics, resizable=resizable)
+        limit = timedelta(seconds=settings.start_limit)
+        reconciler = Reconciler(store, api, executor, slo, metrics, resizable=resizable, start_limit=limit)
         while True:
             watched.changed.clear()
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
 from kubernetes.aio.client.exceptions import ApiException
@@ -14,7 +14,7 @@ from services.colocation.apply.executor import CALL_ERRORS, Executor
 from services.colocation.apply.status import differs, invalid_status, pool_status, tenant_status
 from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Plan, Release, Resize, Suspend
 from services.colocation.decision.decide import decide
-from services.colocation.decision.model import Cluster, Key
+from services.colocation.decision.model import START_LIMIT, Cluster, Key
 from services.colocation.metrics import OperatorMetrics
 from services.colocation.names import FINALIZER
 from services.colocation.observe.objects import Object
@@ -31,7 +31,15 @@ class Reconciler:
     """Idempotent: a round that was cut off anywhere is made good by the next."""
 
     def __init__(
-        self, store: Store, api: Api, executor: Executor, slo: SloWatch, metrics: OperatorMetrics, *, resizable: bool
+        self,
+        store: Store,
+        api: Api,
+        executor: Executor,
+        slo: SloWatch,
+        metrics: OperatorMetrics,
+        *,
+        resizable: bool,
+        start_limit: timedelta = START_LIMIT,
     ) -> None:
         self._store = store
         self._api = api
@@ -39,6 +47,7 @@ class Reconciler:
         self._slo = slo
         self._metrics = metrics
         self._resizable = resizable
+        self._start_limit = start_limit
         self._log = get_logger()
 
     async def round(self) -> Plan:
@@ -46,7 +55,7 @@ class Reconciler:
         guards = {n: p["spec"]["sloGuard"] for n, p in self._store.pools.items() if "sloGuard" in p["spec"]}
         await self._slo.look(guards)
         with self._metrics.reconcile.labels("decide").time():
-            cluster = self._store.cluster(datetime.now(UTC), self._slo.readings, self._resizable)
+            cluster = self._store.cluster(datetime.now(UTC), self._slo.readings, self._resizable, self._start_limit)
             plan = decide(cluster)
         self._metrics.show(plan, cluster.pools)
         with self._metrics.reconcile.labels("apply").time():

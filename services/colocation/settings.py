@@ -21,6 +21,7 @@ class OperatorSettings(ProcessSettings):
     lease_seconds: int = Field(15, ge=5, le=600, description="a leader that is silent this long has lost the lease")
     interval: float = Field(5.0, ge=0.1, le=300, description="between two decisions when nothing changes")
     settle: float = Field(0.2, ge=0, le=10, description="from a change to the decision on it, to gather more changes")
+    start_limit: float = Field(120.0, ge=1, le=3600, description="for a tenant's pod to be scheduled, once released")
     scrape_timeout: float = Field(2.0, ge=0.1, le=30, description="for a gateway to answer with its metrics")
     metrics_port: int = Field(8080, ge=0, le=65_535, description="of the operator's own metrics; 0 for none")
     health_port: int = Field(8081, ge=0, le=65_535, description="of the liveness answer; 0 for none")

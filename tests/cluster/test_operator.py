@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import pytest
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.hollow import FIXED, STUBBORN
@@ -118,6 +120,48 @@ def test_where_the_kubelet_refuses_to_resize_the_newcomer_waits_and_who_runs_run
     assert scene.running_pod("a")["metadata"]["uid"] == first["metadata"]["uid"]
     scene.kubelet.finish(scene.running_pod("a"))
     scene.running_pod("b")
+
+
+@pytest.fixture
+def impatient(plane: ControlPlane, scene: Scene, tmp_path: Path) -> Iterator[Operator]:
+    """An operator that gives pods less time to start."""
+    account = plane.kubeconfig_of("serving", "blink-operator")
+    with Operator(account, tmp_path, start_limit="5") as running:
+        yield running
+        scene.clear()
+
+
+def test_a_tenant_whose_pod_no_node_takes_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    stuck = tenant_manifest("stuck", 4, priority=900)
+    stuck["spec"]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "none-such"}
+    scene.client.create(TENANTS, stuck)
+    scene.phase("stuck", "Running")
+    scene.tenant("next", 4)
+    scene.phase("next", "Waiting")
+    scene.running_pod("next")
+    assert "NotStarted" in scene.reasons("stuck"), impatient.log()
+    assert "others go first until" in scene.phase("stuck", "Waiting")["message"]
+
+
+def test_a_tenant_whose_pod_a_quota_forbids_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:
+    quotas = "/api/v1/namespaces/batch/resourcequotas"
+    scene.client.create(quotas, {"metadata": {"name": "small"}, "spec": {"hard": {"limits.memory": "1Gi"}}})
+    try:
+        scene.node("n0", 4)
+        scene.pool()
+        stuck = tenant_manifest("stuck", 4, priority=900)
+        stuck["spec"]["template"]["spec"]["template"]["spec"]["containers"][0]["resources"] = {
+            "limits": {"memory": "2Gi"}
+        }
+        scene.client.create(TENANTS, stuck)
+        scene.phase("stuck", "Running")
+        scene.tenant("next", 4)
+        scene.running_pod("next")
+        assert "NotStarted" in scene.reasons("stuck"), impatient.log()
+    finally:
+        scene.client.delete(f"{quotas}/small")
 
 
 def test_preemption_waits_until_the_victims_pod_has_ended(operator: Operator, scene: Scene) -> None:

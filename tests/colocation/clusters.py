@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Plan, Release, Resize, Suspend
+from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Plan, Reason, Release, Resize, Suspend
 from services.colocation.decision.model import (
     Cluster,
     Key,
@@ -57,6 +57,8 @@ def apply(cluster: Cluster, plan: Plan, seconds: float = 10, stubborn: bool = Fa
         tenants[action.key] = _after(tenants[action.key], action, then, stubborn, leaving)
     for key, report in plan.tenants.items():
         tenants[key] = replace(tenants[key], queued=report.queued)
+        if report.reason is Reason.NOT_STARTED:
+            tenants[key] = replace(tenants[key], not_started=cluster.now)
     pools = tuple(replace(each, guard=plan.pools[each.name].guard) for each in cluster.pools)
     nodes = tuple(replace(each, leaving=leaving.get(each.name, 0)) for each in cluster.nodes)
     return replace(cluster, now=then, tenants=tuple(tenants.values()), pools=pools, nodes=nodes)

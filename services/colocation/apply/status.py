@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.colocation.decision.actions import Phase, PoolReport, TenantReport
+from services.colocation.decision.actions import Phase, PoolReport, Reason, TenantReport
 from services.colocation.decision.messages import slo
 from services.colocation.decision.model import Pool, Stage
 from services.colocation.observe.objects import Object, timestamp
@@ -31,6 +31,7 @@ def tenant_status(thing: Object, report: TenantReport, now: datetime, moved: boo
         "message": report.message,
         "queuedAt": timestamp(report.queued) or before.get("queuedAt"),
         "changedAt": timestamp(now) if moved else before.get("changedAt"),
+        "notStartedAt": timestamp(now) if report.reason is Reason.NOT_STARTED else before.get("notStartedAt"),
         "conditions": _conditions(thing, [("Admitted", placed, reason, report.message)], now),
     }
 

@@ -30,6 +30,8 @@ class Reason(StrEnum):
     NO_POOL = "NoSuchPool"
     POOL_DELETED = "PoolDeleted"
     NODE_LOST = "NodeLost"
+    NOT_STARTED = "NotStarted"
+    TRIED_LATER = "TriedLater"
     CORES_RECLAIMED = "CoresReclaimed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 

@@ -26,8 +26,9 @@ from services.colocation.decision.messages import explain
 from services.colocation.decision.model import Cluster, Key, Node, Outcome, Pool, Stage, Tenant
 from services.colocation.decision.windows import is_open
 
-# Those who gave way to serving keep their place in the queue; those who were evicted or preempted go to its end.
-_LOSES_PLACE = {Reason.PREEMPTED, Reason.EVICTED_FOR_SLO}
+# Those who gave way to serving keep their place in the queue; those who were evicted or preempted, or who held cores
+# and could not start, go to its end.
+_LOSES_PLACE = {Reason.PREEMPTED, Reason.EVICTED_FOR_SLO, Reason.NOT_STARTED}
 
 
 def decide(cluster: Cluster) -> Plan:
@@ -81,10 +82,11 @@ class _PoolRound:
         verdict = judge(pool.objectives, pool.reading)
         self.guard = advance(pool.guard, pool.objectives, verdict, cluster.now)
         self._now = cluster.now
+        self._start_limit = cluster.start_limit
         self._pool = pool
         stage = self.guard.stage
         self.cores = PoolCores([self._node(node, stage, cluster.resizable) for node in owned])
-        self.admission = Admission(pool, self.cores, cluster.now, cluster.resizable)
+        self.admission = Admission(pool, self.cores, cluster.now, cluster.resizable, cluster.start_limit)
         waiting = self._seat(tenants)
         before = {tenant: grant.cores for node in self.cores.nodes.values() for tenant, grant in node.grants.items()}
         if stage is not Stage.NORMAL:
@@ -112,6 +114,8 @@ class _PoolRound:
             node = self.cores.nodes.get(tenant.placement.node)
             if node is None or (tenant.pod_pending and not node.node.schedulable):
                 self.admission.removed[tenant] = Reason.NODE_LOST
+            elif tenant.pending_since is not None and self._now - tenant.pending_since >= self._start_limit:
+                self.admission.removed[tenant] = Reason.NOT_STARTED
             else:
                 node.grants[tenant] = Grant(tenant, tenant.placement.cores, tenant.placement.cores)
         return waiting
@@ -148,7 +152,8 @@ class _PoolRound:
             for grant in node.grants.values():
                 self._grant(grant, node.node.name, before.get(grant.tenant), stage)
         for position, (tenant, reason) in enumerate(self.admission.waiting.items(), start=1):
-            text = explain(reason, tenant, self._pool, self.guard, largest=self.cores.largest)
+            again = self.admission.tried_again(tenant)
+            text = explain(reason, tenant, self._pool, self.guard, largest=self.cores.largest, until=again)
             self.reports[tenant.key] = TenantReport(
                 Phase.WAITING, reason, text, position=position, queued=tenant.waiting_since
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from services.colocation.decision.actions import Reason
 from services.colocation.decision.model import Guard, Pool, Reading, Tenant
 
@@ -22,12 +24,22 @@ _SENTENCES = {
     Reason.GUARD_HOLDS: "the SLO guard of TenantPool {pool} lets nobody in: stage {stage}",
     Reason.POOL_DELETED: "TenantPool {pool} is being deleted",
     Reason.NODE_LOST: "its node is gone from TenantPool {pool}, or takes no pods",
+    Reason.NOT_STARTED: "its pod was given cores and did not start: {why}",
+    Reason.TRIED_LATER: "its pod was given cores and did not start: others go first until {until}",
     Reason.CORES_RECLAIMED: "serving, or pods that are no tenants, need the cores",
 }
 
 
 def explain(
-    reason: Reason, tenant: Tenant, pool: Pool, guard: Guard, *, largest: int = 0, cores: int = 0, node: str = ""
+    reason: Reason,
+    tenant: Tenant,
+    pool: Pool,
+    guard: Guard,
+    *,
+    largest: int = 0,
+    cores: int = 0,
+    node: str = "",
+    until: datetime | None = None,
 ) -> str:
     """Why, in one sentence with the figures that decided it."""
     return _SENTENCES[reason].format(
@@ -38,6 +50,8 @@ def explain(
         pool=pool.name,
         stage=guard.stage,
         slo=slo(pool),
+        why=tenant.pending_why,
+        until=until and until.isoformat(timespec="seconds"),
     )
 
 

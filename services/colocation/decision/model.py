@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 MILLI = 1000
+START_LIMIT = timedelta(minutes=2)
 
 
 class Key(NamedTuple):
@@ -153,6 +154,9 @@ class Tenant:
     has_job: bool = False
     placement: Placement | None = None
     pod_pending: bool = False  # released, but its pod runs nowhere
+    pending_since: datetime | None = None  # of such a pod that is to be scheduled, or can't be made
+    pending_why: str = ""
+    not_started: datetime | None = None  # when it last had to make room because its pod did not start
     resizable: bool = True  # its pod's node can change its CPU in place, if the cluster's API server can
     held_by_kueue: bool = False  # it has a node and cores, but Kueue has not admitted its Job
     lingering: bool = False  # suspended, but a pod still takes its time to end
@@ -165,10 +169,15 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One moment. ``resizable``: a running pod's CPU can be changed in place."""
+    """One moment.
+
+    ``resizable``: a running pod's CPU can be changed in place. ``start_limit``: a released tenant's pod is scheduled by
+    then, or the tenant makes room for others.
+    """
 
     now: datetime
     nodes: tuple[Node, ...]
     pools: tuple[Pool, ...]
     tenants: tuple[Tenant, ...]
     resizable: bool = False
+    start_limit: timedelta = START_LIMIT

@@ -111,6 +111,8 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
     own = [pod for pod in live if job is not None and belongs(pod, job)]
     staying = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
     placement = placement_of(job, staying)
+    pending = placement is not None and not any((p.get("spec") or {}).get("nodeName") for p in staying)
+    since, why = _waits_to_start(job, staying) if pending else (None, "")
     return Tenant(
         key=Key(thing["metadata"]["namespace"], thing["metadata"]["name"]),
         pool=spec["pool"],
@@ -125,12 +127,27 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         changed=instant(status.get("changedAt")),
         has_job=job is not None,
         placement=placement,
-        pod_pending=placement is not None and not any((p.get("spec") or {}).get("nodeName") for p in staying),
+        pod_pending=pending,
+        pending_since=since,
+        pending_why=why,
+        not_started=instant(status.get("notStartedAt")),
         resizable=any(resizable(pod) for pod in staying),
         held_by_kueue=placement is not None and job is not None and bool(job["spec"].get("suspend")),
         lingering=placement is None and bool(live),
         outcome=outcome_of(job) or _recorded_outcome(status),
     )
+
+
+def _waits_to_start(job: Object | None, pods: list[Object]) -> tuple[datetime | None, str]:
+    """Since when a released Job's pod is not scheduled, or not even made, and why; never of a Job that backs off."""
+    if pods:
+        conditions = [each for pod in pods for each in (pod.get("status") or {}).get("conditions") or ()]
+        told = [each.get("message", "") for each in conditions if each["type"] == "PodScheduled"]
+        return min(map(created, pods)), next(filter(None, told), "it is not scheduled")
+    status = (job or {}).get("status") or {}
+    if status.get("failed") or status.get("succeeded"):
+        return None, ""
+    return instant(status.get("startTime")), "its Job's events say why it has no pod"
 
 
 def belongs(pod: Object, job: Object) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
-from services.colocation.decision.model import Cluster, Key, Pool, Reading
+from services.colocation.decision.model import START_LIMIT, Cluster, Key, Pool, Reading
 from services.colocation.errors import InvalidObjectError
 from services.colocation.names import COMPONENT_LABEL, PART_OF, PART_OF_LABEL, SERVING_COMPONENTS, TENANT_LABEL
 from services.colocation.observe.objects import ENDED, Object, belongs, condition, node_of, pool_of, tenant_of
@@ -88,7 +88,13 @@ class Store:
         """A tenant's pods that have not ended."""
         return self._tenant_pods[key].values() if key in self._tenant_pods else ()
 
-    def cluster(self, now: datetime, readings: dict[str, Reading | None], resizable: bool) -> Cluster:
+    def cluster(
+        self,
+        now: datetime,
+        readings: dict[str, Reading | None],
+        resizable: bool,
+        start_limit: timedelta = START_LIMIT,
+    ) -> Cluster:
         """This moment, for a decision."""
         tenants = tuple(
             tenant_of(thing, self.jobs.get(key), self.pods_of(key))
@@ -99,7 +105,7 @@ class Store:
         nodes = tuple(
             node_of(node, self._serving[name], self._others[name], leaving[name]) for name, node in self.nodes.items()
         )
-        return Cluster(now, nodes, self._valid_pools(readings), tenants, resizable)
+        return Cluster(now, nodes, self._valid_pools(readings), tenants, resizable, start_limit)
 
     def _leaving(self, placed: set[Key]) -> Counter[str]:
         """Millicores of tenants' pods that are to end: those told so, and those whose Job is no longer released."""

@@ -244,6 +244,25 @@ def test_where_a_resize_was_refused_it_is_the_newcomer_who_waits_again() -> None
     }
 
 
+def test_a_tenant_whose_pod_does_not_start_makes_room_and_is_tried_again_after_the_others() -> None:
+    stuck = running("stuck", 4, least=4, priority=900, pod_pending=True, pending_since=START, pending_why="no memory")
+    seen = replace(cluster(stuck, tenant("next", 4), nodes=(node(cores=4),)), now=START + timedelta(seconds=119))
+    assert not removed(decide(seen))
+    seen = replace(seen, now=START + timedelta(seconds=120))
+    plan = decide(seen)
+    assert removed(plan) == {"stuck": Reason.NOT_STARTED}
+    assert plan.tenants[stuck.key].message == "its pod was given cores and did not start: no memory"
+    seen = apply(seen, plan)
+    if not released(plan):
+        seen = apply(seen, decide(seen))
+    assert held(seen) == {"n0": 4}
+    assert reason(decide(seen), "stuck") is Reason.TRIED_LATER
+    # The other one ends.
+    seen = replace(seen, tenants=tuple(each for each in seen.tenants if each.key == stuck.key))
+    assert not released(decide(replace(seen, now=START + timedelta(seconds=719))))
+    assert released(decide(replace(seen, now=START + timedelta(seconds=720)))) == {"stuck": ("n0", 4)}
+
+
 def test_outside_its_windows_a_pool_suspends_everybody() -> None:
     nights = (Window(frozenset({0, 1, 2, 3, 4}), time(22), time(6)),)
     seen = cluster(running("a", 4), tenant("b"), windows=nights)

@@ -108,6 +108,25 @@ def test_a_pod_whose_resize_the_kubelet_refused_keeps_what_it_has_and_is_not_ask
     assert only_tenant(filled(later, of_job=job(suspend=False, node="n0", cores=6))).resizable
 
 
+def test_since_when_a_pod_waits_to_start_is_its_own_age_or_its_jobs() -> None:
+    released = job(suspend=False, node="n0", startTime="2026-03-02T12:30:00Z")
+    forbidden = only_tenant(filled(of_job=released))
+    assert forbidden.pending_since == datetime(2026, 3, 2, 12, 30, tzinfo=UTC)
+    told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient memory."}
+    one = {**tenant_pod(node=""), "status": {"phase": "Pending", "conditions": [told]}}
+    unscheduled = only_tenant(filled(one, of_job=released))
+    assert (unscheduled.pending_since, unscheduled.pending_why) == (
+        datetime(2026, 3, 2, 12, tzinfo=UTC),
+        told["message"],
+    )
+    assert only_tenant(filled(tenant_pod(), of_job=released)).pending_since is None
+
+
+def test_a_job_that_backs_off_between_two_pods_is_not_waiting_to_start() -> None:
+    failed = job(suspend=False, node="n0", startTime="2026-03-02T12:30:00Z", failed=1)
+    assert only_tenant(filled(of_job=failed)).pending_since is None
+
+
 def test_a_job_that_somebody_released_by_hand_is_not_placed() -> None:
     assert only_tenant(filled(of_job=job(suspend=False))).placement is None
 
