@@ -20,6 +20,7 @@ from services.gpu_engine.cuda.skinny_schedule import DEPTH
 from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
 from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
 from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, TensorSpec
 
 SOURCE = "fused_decode.cu"
@@ -72,8 +73,10 @@ class FusedMemory:
     layer_pages: Callable[[int], int]
 
 
-def fuses(layers: Iterable[Layer], weights: DeviceWeights) -> bool:
-    """Whether the kernel can run these: dense layers, all in bf16."""
+def fuses(config: ModelConfig, layers: Iterable[Layer], weights: DeviceWeights) -> bool:
+    """Whether the kernel can run these: dense layers, all in bf16, whose widths are whole stages."""
+    if any(width % DEPTH for width in (config.hidden, config.query_width, config.ffn)):
+        return False
     for layer in layers:
         match layer:
             case Attention():
@@ -159,14 +162,14 @@ class FusedDecode:
         qkv, output, gate_up, down, _ = self._plans
 
         def plain(first: TensorSpec, plan: ProductPlan, depth: int) -> CTensorMap:
-            return _matrix_map(weights.address(first), plan.outputs, depth, plan.rows)
+            return _stage_map(weights.address(first), plan.outputs, depth, (plan.rows, plan.boxes))
 
         row = BF16_BYTES * config.hidden
         gated = tensor_map(
             weights.address(feed.gate),
-            shape=(config.hidden, 8, 2, config.ffn // 8),  # rows of eight, the gate's and up's in turn
-            strides=(row, config.ffn * row, 8 * row),
-            box=(DEPTH, 8, 2, gate_up.rows // 16),
+            shape=(DEPTH, 8, 2, config.ffn // 8, config.hidden // DEPTH),  # rows of eight, the gate's and up's in turn
+            strides=(row, config.ffn * row, 8 * row, BF16_BYTES * DEPTH),
+            box=(DEPTH, 8, 2, gate_up.rows // 16, gate_up.boxes),
         )
         maps = (
             plain(attention.query, qkv, config.hidden),
@@ -188,11 +191,16 @@ class FusedDecode:
             (buffers["activated"], config.ffn),
             (buffers["final"], config.hidden),
         )
-        rows = min(width, memory.tokens)
+        rows, head = min(width, memory.tokens), self._plans[-1]
         return CFusedModel(
-            inputs=(CTensorMap * 5)(*(_matrix_map(address, rows, depth, width) for address, depth in inputs)),
-            head=_matrix_map(
-                self._weights.address(self._head.weight), config.vocabulary, config.hidden, self._plans[-1].rows
+            inputs=(CTensorMap * 5)(
+                *(
+                    _stage_map(address, rows, depth, (width, plan.boxes))
+                    for (address, depth), plan in zip(inputs, self._plans, strict=True)
+                )
+            ),
+            head=_stage_map(
+                self._weights.address(self._head.weight), head.outputs, config.hidden, (head.rows, head.boxes)
             ),
             products=(CProduct * 5)(*(plan.as_argument() for plan in self._plans)),
             layers=self._layers.pointer,
@@ -206,5 +214,7 @@ class FusedDecode:
         )
 
 
-def _matrix_map(address: int, rows: int, columns: int, box_rows: int) -> CTensorMap:
-    return tensor_map(address, shape=(columns, rows), strides=(BF16_BYTES * columns,), box=(DEPTH, box_rows))
+def _stage_map(address: int, rows: int, columns: int, stage: tuple[int, int]) -> CTensorMap:
+    """Of a row-major matrix of which a stage has so many rows of so many times DEPTH columns."""
+    strides = BF16_BYTES * columns, BF16_BYTES * DEPTH
+    return tensor_map(address, shape=(DEPTH, rows, columns // DEPTH), strides=strides, box=(DEPTH, *stage))

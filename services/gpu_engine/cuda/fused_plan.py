@@ -50,7 +50,7 @@ class ProductPlan:
         least = ratio_up(groups, MOST_GROUPS)
         run = min(range(least, least + MOST_GROUPS), key=lambda run: run * ratio_up(groups, run))
         rows = GROUP * ratio_up(groups, run)
-        chunks = ratio_up(depth, DEPTH)
+        chunks = depth // DEPTH
         boxes = next(count for count in BOXES if chunks % count == 0 and count * rows <= STAGE_ROWS)
         return cls(outputs, rows, ratio_up(weight_rows, rows), run, boxes, chunks // boxes)
 

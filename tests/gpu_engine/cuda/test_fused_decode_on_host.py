@@ -15,7 +15,7 @@ from tests.gpu_engine.models.tiny import tiny_config
 BLOCKS, VOCABULARY = 3, 203
 SHAPES = {
     "grouped": {"hidden": 192, "ffn": 320, "heads": 6, "kv_heads": 2, "head_dim": 64},
-    "head size 128, odd depths": {"hidden": 136, "ffn": 72, "heads": 2, "kv_heads": 2, "head_dim": 128},
+    "head size 128, odd stages": {"hidden": 320, "ffn": 192, "heads": 2, "kv_heads": 2, "head_dim": 128},
 }
 
 
@@ -30,7 +30,7 @@ def test_a_step_of_waiting_blocks_computes_the_model(tmp_path: Path, shape: dict
 
 
 @pytest.mark.parametrize("rows", [1, 16, 203, 4096, 5120, 6144, 28672, 128_256])
-@pytest.mark.parametrize("depth", [64, 100, 1088, 4096, 14336])
+@pytest.mark.parametrize("depth", [64, 1088, 4096, 14336])
 @pytest.mark.parametrize("blocks", [1, 3, 131])
 def test_a_plan_covers_its_product_within_what_a_slot_holds(rows: int, depth: int, blocks: int) -> None:
     plan = ProductPlan.of(rows, depth, blocks, outputs=rows)
@@ -38,4 +38,4 @@ def test_a_plan_covers_its_product_within_what_a_slot_holds(rows: int, depth: in
     assert plan.rows * plan.boxes <= STAGE_ROWS
     assert plan.tiles * plan.rows >= rows > (plan.tiles - 1) * plan.rows
     assert -(-plan.tiles // plan.run) <= blocks
-    assert (plan.stages - 1) * plan.boxes * 64 < depth <= plan.stages * plan.boxes * 64
+    assert plan.stages * plan.boxes * 64 == depth

@@ -12,10 +12,16 @@ namespace blink {
 
 inline constexpr u32 kWarpgroups = 1 + kConsumers;
 
+struct Splitter {  // of a warpgroup
+  DecodeArea<2> areas[kWarps];
+  DecodeShared shared;
+  u32 next[2];  // items taken
+};
+
 struct AttentionShared {
   union {
     PrefillShared prefill;
-    DecodeShared<2> decode[kWarpgroups];
+    Splitter splitters[kWarpgroups];
   };
   u32 first_tile;
 };
@@ -53,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
       wait_at(kBlock, kWarpgroups * kWarpgroup);
     }
   };
-  auto& mine = shared.decode[warpgroup];
+  Splitter& mine = shared.splitters[warpgroup];
+  const auto area_of = [&](u32 warp) -> DecodeArea<2>& { return mine.areas[warp]; };
   const auto take = [&](u32 turn) {
     if (thread_in_group() == 0) mine.next[turn] = splitters * kWarpgroups + atomicAdd(split_ticket, 1u);
   };
@@ -63,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
       const WorkItem& split = work.splits[item / kKvHeads];
       const u32 kv_head = item % kKvHeads;
       const bf16* query = qkv + static_cast<u64>(split.token) * kQkvWidth + kv_head * kGroup * kHeadDim;
-      decode_split(mine, step, work, split, kv_head, query, pages, out, scale);
+      decode_split(area_of, mine.shared, step, work, split, kv_head, query, pages, out, scale);
       synchronize_warpgroup();
       item = mine.next[turn];
     }

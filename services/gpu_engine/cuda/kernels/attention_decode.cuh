@@ -28,16 +28,18 @@ struct DecodeRing {
   alignas(128) bf16 values[kStages][kGroupKeys * kHeadDim];
 };
 
+// Where a warp works.
 template <u32 kStages>
+union DecodeArea {
+  DecodeRing<kStages> ring;
+  float out[kGroup][kHeadDim];  // after the ring has been read
+};
+
+// What the warps have in common.
 struct DecodeShared {
-  union {
-    DecodeRing<kStages> ring;
-    float out[kGroup][kHeadDim];  // after the ring has been read
-  } warp[kWarps];
   float2 ml[kWarps][kGroup];         // (maximum in log2 units, sum)
   float weight[kGroup][kMaxSplits];  // of the row's splits
   u32 last;
-  u32 next[2];  // items taken
 };
 
 // Where a piece lies, so that the reads below are free of bank conflicts: two keys by four pieces (K), or four even
@@ -59,13 +61,14 @@ __device__ inline void copy_group(DecodeRing<kStages>& ring, u32 stage, const bf
 
 __device__ inline u32 word(const uint4& raw, u32 i) { return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w; }
 
-// One warp's share of the keys from `begin` to `end`: leaves its sums in `shared`.
+// One warp's share of the keys from `begin` to `end`: leaves its sums in `area` and `shared`.
 template <u32 kStages>
-__device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* query, const bf16* pages,
-                                   const i32* page_line, u32 kv_head, u32 begin, u32 end, float scale) {
+__device__ inline void decode_warp(DecodeArea<kStages>& area, DecodeShared& shared, const bf16* query,
+                                   const bf16* pages, const i32* page_line, u32 kv_head, u32 begin, u32 end,
+                                   float scale) {
   const u32 warp = warp_in_group(), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const u32 all = (end - begin + kGroupKeys - 1) / kGroupKeys, groups = (all + kWarps - 1 - warp) / kWarps;
-  DecodeRing<kStages>& ring = shared.warp[warp].ring;
+  DecodeRing<kStages>& ring = area.ring;
   const auto first_key = [&](u32 group) { return begin + (warp + group * kWarps) * kGroupKeys; };
 
   u32 page_of_lane = 0;
@@ -157,7 +160,7 @@ __device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* qu
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
   if (g < kGroup) {
     if (c == 0) shared.ml[warp][g] = make_float2(maximum, sum);
-    float* row = shared.warp[warp].out[g];
+    float* row = area.out[g];
 #pragma unroll
     for (u32 s = 0; s < kHeadDim / 64; ++s) {
 #pragma unroll
@@ -171,9 +174,8 @@ __device__ inline void decode_warp(DecodeShared<kStages>& shared, const bf16* qu
 
 // Adds the row's splits in order and writes the result; run by the warpgroup that finished last. What it waits for is
 // two trips to memory, whatever the number of splits: their maxima and sums, then 8 splits' values at a time.
-template <u32 kStages>
-__device__ inline void add_splits(DecodeShared<kStages>& shared, const WorkList& work, u32 partial, u32 splits,
-                                  u32 kv_head, bf16* out) {
+__device__ inline void add_splits(DecodeShared& shared, const WorkList& work, u32 partial, u32 splits, u32 kv_head,
+                                  bf16* out) {
   const u64 first = static_cast<u64>(partial) * kHeads + kv_head * kGroup;
   const u32 lane = threadIdx.x % 32;
   for (u32 head = warp_in_group(); head < kGroup; head += kWarps) {
@@ -225,16 +227,16 @@ __device__ inline void add_splits(DecodeShared<kStages>& shared, const WorkList&
   }
 }
 
-// `query` is that of the KV head's first query head, rotated.
-template <u32 kStages>
-__device__ inline void decode_split(DecodeShared<kStages>& shared, const Step& step, const WorkList& work,
+// `query` is that of the KV head's first query head, rotated; area_of(warp) is that warp's DecodeArea.
+template <class AreaOf>
+__device__ inline void decode_split(const AreaOf& area_of, DecodeShared& shared, const Step& step, const WorkList& work,
                                     const WorkItem& item, u32 kv_head, const bf16* query, const bf16* pages, bf16* out,
                                     float scale) {
   const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
   const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
   bf16* target = out + static_cast<u64>(item.token) * kQueryWidth + kv_head * kGroup * kHeadDim;
 
-  decode_warp(shared, query, pages, page_line, kv_head, item.first, end, scale);
+  decode_warp(area_of(warp_in_group()), shared, query, pages, page_line, kv_head, item.first, end, scale);
   synchronize_warpgroup();
   for (u32 i = thread_in_group(); i < kGroup * kHeadDim; i += kWarpgroup) {
     const u32 head = i / kHeadDim;
@@ -245,7 +247,7 @@ __device__ inline void decode_split(DecodeShared<kStages>& shared, const Step& s
     for (u32 w = 0; w < kWarps; ++w) {
       const float rescale = power_of_two(shared.ml[w][head].x - maximum);
       sum += shared.ml[w][head].y * rescale;
-      value += shared.warp[w].out[head][i % kHeadDim] * rescale;
+      value += area_of(w).out[head][i % kHeadDim] * rescale;
     }
     if (splits == 1) {
       target[i] = to_bf16(value / sum);

@@ -58,21 +58,41 @@ struct Turn {
 // Warpgroups that attend, and how deep their rings are: few rows have few splits.
 inline constexpr u32 kAttenders = kTokens > 16 ? 2 : 1, kDecodeStages = 2 / kAttenders;
 
-struct Attender {
-  DecodeShared<kDecodeStages> decode;
-  alignas(16) bf16 query[kGroup * kHeadDim];
+// They work in slots of the ring, which are lent to blocks that have splits, between the weights of QKV and output.
+using Area = DecodeArea<kDecodeStages>;
+inline constexpr u32 kAreasOfSlot = kSlotWeightBytes / sizeof(Area);
+inline constexpr u32 kAreaSlots = kAttenders * kWarps / kAreasOfSlot;
+inline constexpr u32 kLentSlots = kAreaSlots > 2 * kAttenders ? kAreaSlots : 2 * kAttenders;
+static_assert(kAreasOfSlot > 0 && sizeof(DecodeShared) <= kMostBoxes * kTokenBytes);
+
+struct Lent {
+  const WeightRing& ring;
+  u32 first, attender;
+
+  // Of one of the attender's warps.
+  __device__ Area& area(u32 warp) const {
+    const u32 index = attender * kWarps + warp;
+    return reinterpret_cast<Area*>(ring.weights(slot(index / kAreasOfSlot)))[index % kAreasOfSlot];
+  }
+  __device__ DecodeShared& shared() const { return *reinterpret_cast<DecodeShared*>(ring.activations(slot(attender))); }
+  __device__ bf16* query() const {  // [kGroup, kHeadDim]
+    return reinterpret_cast<bf16*>(ring.activations(slot(kAttenders + attender)));
+  }
+
+ private:
+  __device__ u32 slot(u32 i) const { return first + i < ring.slots ? first + i : first + i - ring.slots; }
 };
+static_assert(2 * kGroup * kHeadDim <= kMostBoxes * kTokenBytes);
 
 struct FusedShared {
   StreamBarriers barriers;
-  Attender attenders[kAttenders];
   u32 first_split[kTokens + 1];  // of each row, among all
 };
 
 inline constexpr u32 kSharedBytes = 226 << 10;  // of 227 KiB; a little is static
 inline constexpr u32 kHeadBytes = (sizeof(FusedShared) + 1023) / 1024 * 1024;
 inline constexpr u32 kSlots = (kSharedBytes - kHeadBytes) / kSlotBytes;
-static_assert(kSlots >= 3 && kSlots <= kMostSlots);
+static_assert(kSlots > kLentSlots && kSlots >= kMostOnTheWay && kSlots <= kMostSlots);
 
 inline constexpr u32 kFusedSharedBytes = kHeadBytes + kSlots * kSlotBytes;
 
@@ -82,11 +102,14 @@ struct ConsumersMeet {
   __device__ void operator()() const { wait_at(kConsumersMeet, kConsumerThreads); }
 };
 
-__device__ inline void stream_weights(const FusedModel& model, const WeightRing& ring) {
-  Slot at;
+__device__ inline bool attends(const Turn& turn, u32 splits) { return turn.part() == kOutput && blockIdx.x < splits; }
+
+__device__ inline void stream_weights(const FusedModel& model, const WeightRing& ring, u32 splits) {
+  WeightCursor at;
   for (Turn turn{model}; turn.valid(); ++turn.index) {
     const Turn next{model, turn.index + 1};
     if (next.valid()) prefetch_map(next.weight());
+    if (attends(turn, splits)) ring.lend(kLentSlots, at);
     ring.copy_weights(turn.product(), turn.weight(), turn.part() == kGateUp, at);
   }
 }
@@ -108,6 +131,7 @@ __device__ inline void stream_activations(const FusedModel& model, const WeightR
       default:
         wait_for_phase(turn.input(), rows);
     }
+    if (attends(turn, splits)) at.skip(kLentSlots, ring.slots);
     fence_async_proxy_global();
     ring.copy_activations(turn.product(), model.inputs[turn.part()], at);
   }
@@ -118,14 +142,14 @@ struct Consumers {
   const Step& step;
   const WorkList& work;
   const FusedModel& model;
-  FusedShared& shared;
-  u32 rows, splits;  // splits of all rows and KV heads
+  const u32* first_split;  // FusedShared's
+  u32 rows, splits;        // splits of all rows and KV heads
   ConsumersMeet meet = {};
 
   __device__ void run(const WeightRing& ring) const {
     Slot at;
     for (Turn turn{model}; turn.valid(); ++turn.index) {
-      make_input(turn);
+      make_input(turn, ring, at);
       const Product& product = turn.product();
       if (product.first_tile() == product.tiles) continue;
       const u32 part = turn.part();
@@ -147,13 +171,13 @@ struct Consumers {
   }
 
  private:
-  __device__ void make_input(const Turn& turn) const {
+  __device__ void make_input(const Turn& turn, const WeightRing& ring, Slot& at) const {
     switch (turn.part()) {
       case kQkv:
         norm_rows(turn, turn.weights().attention_norm);
         break;
       case kOutput:
-        attend(turn);
+        if (attends(turn, splits)) attend(turn, ring, at);
         break;
       case kGateUp:
         norm_rows(turn, turn.weights().feed_norm);
@@ -204,28 +228,34 @@ struct Consumers {
   }
 
   // By each warpgroup alone.
-  __device__ void attend(const Turn& turn) const {
-    const u32 warpgroup = threadIdx.x / kWarpgroup, first = warpgroup * gridDim.x + blockIdx.x;
-    if (warpgroup >= kAttenders || first >= splits) return;
-    Attender& mine = shared.attenders[warpgroup];
+  __device__ void attend(const Turn& turn, const WeightRing& ring, Slot& at) const {
+    const Slot slots = at;
+    at.skip(kLentSlots, ring.slots);
+    const u32 warpgroup = threadIdx.x / kWarpgroup;
+    if (warpgroup >= kAttenders) return;
+    ring.borrow(kLentSlots, slots);
+    const Lent lent{ring, slots.stage, warpgroup};
     if (thread_in_group() == 0) wait_for_phase(turn.result() - 2, model.products[kQkv].blocks());
     synchronize_warpgroup();
     const FusedLayer& layer = turn.weights();
-    for (u32 i = first; i < splits; i += kAttenders * gridDim.x) {
+    const auto area_of = [&](u32 warp) -> Area& { return lent.area(warp); };
+    for (u32 i = warpgroup * gridDim.x + blockIdx.x; i < splits; i += kAttenders * gridDim.x) {
       const WorkItem item = split_of(i / kKvHeads);
       const u32 kv_head = i % kKvHeads;
-      rotate(mine.query, layer, item, kv_head);
+      rotate(lent.query(), layer, item, kv_head);
       synchronize_warpgroup();
-      decode_split(mine.decode, step, work, item, kv_head, mine.query, layer.pages, model.attended, model.scale);
+      decode_split(area_of, lent.shared(), step, work, item, kv_head, lent.query(), layer.pages, model.attended,
+                   model.scale);
       synchronize_warpgroup();
       if (thread_in_group() == 0) report_phase(turn.input());
     }
+    ring.give_back(kLentSlots, slots, kConsumerThreads / (kAttenders * kWarpgroup));
   }
 
   __device__ WorkItem split_of(u32 index) const {
     u32 row = 0;
-    while (shared.first_split[row + 1] <= index) ++row;
-    const u32 length = step.kv_length[row], first = shared.first_split[row], split = index - first;
+    while (first_split[row + 1] <= index) ++row;
+    const u32 length = step.kv_length[row], first = first_split[row], split = index - first;
     return {row, static_cast<u32>(step.sequence[row]), row, 1, length, split * split_keys(length), first, split};
   }
 
@@ -272,12 +302,12 @@ __device__ inline void fused_step(unsigned char* memory, const Step& step, const
   const u32 splits = shared.first_split[rows] * kKvHeads;
   if (warp < kConsumerThreads / 32) {
     grab_registers<kConsumerRegisters>();
-    Consumers{step, work, model, shared, rows, splits}.run(ring);
+    Consumers{step, work, model, shared.first_split, rows, splits}.run(ring);
     return;
   }
   yield_registers<kFillerRegisters>();
   if (threadIdx.x % 32 != 0) return;
-  if (warp == kWeightWarp) stream_weights(model, ring);
+  if (warp == kWeightWarp) stream_weights(model, ring, splits);
   if (warp == kActivationWarp) stream_activations(model, ring, rows, splits, step.counts->samples);
 }
 

@@ -78,4 +78,24 @@ __device__ inline void copy_box(void* target, const TensorMap& map, CopyBarrier&
       : "memory");
 }
 
+// The same of what nobody else will read: the L2 cache gives it up first.
+inline constexpr u64 kEvictFirst = 0x12F0000000000000ull;  // as createpolicy.fractional.L2::evict_first makes it
+
+__device__ inline void copy_once(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(target)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&done)), "l"(kEvictFirst)
+      : "memory");
+}
+
+__device__ inline void copy_once(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z, u32 w,
+                                 u32 v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(target)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(shared_address(&done)), "l"(kEvictFirst)
+      : "memory");
+}
+
 }  // namespace blink

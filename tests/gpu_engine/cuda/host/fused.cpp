@@ -28,8 +28,12 @@ Values random_values(u64 count, float scale, float mean = 0) {
   return values;
 }
 
-TensorMap matrix_map(const Values& values, u64 rows, u64 columns, u64 box_rows) {
-  return map_of(values.data(), {columns, rows}, {2 * columns}, {64, box_rows});
+TensorMap stage_map(const Values& values, u64 rows, u64 columns, u64 stage_rows, const Product& plan) {
+  return map_of(values.data(), {64, rows, columns / 64}, {2 * columns, 128}, {64, stage_rows, plan.boxes});
+}
+
+TensorMap weight_map(const Values& values, u64 rows, u64 columns, const Product& plan) {
+  return stage_map(values, rows, columns, plan.rows, plan);
 }
 
 struct LayerWeights {
@@ -163,25 +167,26 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1]) {
   for (u32 i = 0; i < kLayers; ++i) {
     const LayerWeights& w = layers[i];
     const u64 row = 2 * kHidden;
-    made[i] = {{matrix_map(w.qkv, kQkvWidth, kHidden, plans[kQkv].rows),
-                matrix_map(w.output, kHidden, kQueryWidth, plans[kOutput].rows),
-                map_of(w.gate_up.data(), {kHidden, 8, 2, kFfn / 8}, {row, kFfn * row, 8 * row},
-                       {64, 8, 2, plans[kGateUp].rows / 16}),
-                matrix_map(w.down, kHidden, kFfn, plans[kDown].rows)},
-               w.attention_norm.data(),
-               w.feed_norm.data(),
-               nullptr,
-               nullptr,
-               layers[i].pages.data()};
+    made[i] = {
+        {weight_map(w.qkv, kQkvWidth, kHidden, plans[kQkv]), weight_map(w.output, kHidden, kQueryWidth, plans[kOutput]),
+         map_of(w.gate_up.data(), {64, 8, 2, kFfn / 8, kHidden / 64}, {row, kFfn * row, 8 * row, 128},
+                {64, 8, 2, plans[kGateUp].rows / 16, plans[kGateUp].boxes}),
+         weight_map(w.down, kHidden, kFfn, plans[kDown])},
+        w.attention_norm.data(),
+        w.feed_norm.data(),
+        nullptr,
+        nullptr,
+        layers[i].pages.data()};
   }
   FusedModel model = {};
-  const TensorMap inputs[] = {
-      matrix_map(normed_rows, kTokens, kHidden, kTokens), matrix_map(attended, kTokens, kQueryWidth, kTokens),
-      matrix_map(normed_rows, kTokens, kHidden, kTokens), matrix_map(activated, kTokens, kFfn, kTokens),
-      matrix_map(last, kTokens, kHidden, kTokens)};
+  const TensorMap inputs[] = {stage_map(normed_rows, kTokens, kHidden, kTokens, plans[kQkv]),
+                              stage_map(attended, kTokens, kQueryWidth, kTokens, plans[kOutput]),
+                              stage_map(normed_rows, kTokens, kHidden, kTokens, plans[kGateUp]),
+                              stage_map(activated, kTokens, kFfn, kTokens, plans[kDown]),
+                              stage_map(last, kTokens, kHidden, kTokens, plans[kHead])};
   std::copy(std::begin(inputs), std::end(inputs), model.inputs);
   std::copy(std::begin(plans), std::end(plans), model.products);
-  model.head = matrix_map(head, kVocabulary, kHidden, plans[kHead].rows);
+  model.head = weight_map(head, kVocabulary, kHidden, plans[kHead]);
   model.layers = made.data(), model.last_norm = last_norm.data(), model.turns = rows.turns.data();
   model.progress = progress.data(), model.residual = residual.data(), model.normed = normed_rows.data();
   model.fused = fused.data(), model.attended = attended.data(), model.delta = delta.data();

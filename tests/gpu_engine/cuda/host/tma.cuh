@@ -5,15 +5,17 @@
 
 namespace blink {
 
+inline constexpr u32 kMostRank = 5;
+
 struct TensorMap {
   const unsigned char* base;
   u32 rank;
-  u64 shape[4], strides[4], box[4];  // two-byte elements; strides in bytes
+  u64 shape[kMostRank], strides[kMostRank], box[kMostRank];  // two-byte elements; strides in bytes
 };
 
 inline TensorMap map_of(const void* base, std::vector<u64> shape, std::vector<u64> strides, std::vector<u64> box) {
   TensorMap map = {
-      static_cast<const unsigned char*>(base), static_cast<u32>(shape.size()), {1, 1, 1, 1}, {2}, {1, 1, 1, 1}};
+      static_cast<const unsigned char*>(base), static_cast<u32>(shape.size()), {1, 1, 1, 1, 1}, {2}, {1, 1, 1, 1, 1}};
   std::copy(shape.begin(), shape.end(), map.shape);
   std::copy(strides.begin(), strides.end(), map.strides + 1);
   std::copy(box.begin(), box.end(), map.box);
@@ -38,29 +40,31 @@ struct BoxCopy {
   unsigned char* target;
   const TensorMap* map;
   CopyBarrier* done;
-  u64 at[4];
+  u64 at[kMostRank];
 
   // Swizzled by 128 bytes: 16-byte pieces of a row are exchanged by the row's number in its eight.
   void land() const {
-    u64 offset = reinterpret_cast<uintptr_t>(target) - reinterpret_cast<uintptr_t>(dynamic_memory), bytes = 0, i[4];
+    u64 offset = reinterpret_cast<uintptr_t>(target) - reinterpret_cast<uintptr_t>(dynamic_memory);
     if (offset % 1024) std::abort();
-    for (i[3] = 0; i[3] < map->box[3]; ++i[3])
-      for (i[2] = 0; i[2] < map->box[2]; ++i[2])
-        for (i[1] = 0; i[1] < map->box[1]; ++i[1])
-          for (i[0] = 0; i[0] < map->box[0]; ++i[0], offset += 2, bytes += 2) {
-            const unsigned char* source = map->base;
-            bool inside = true;
-            for (u32 d = 0; d < 4; ++d) {
-              inside &= at[d] + i[d] < map->shape[d];
-              source += (at[d] + i[d]) * map->strides[d];
-            }
-            unsigned char* to = dynamic_memory + (offset ^ (offset >> 7 & 7) << 4);
-            if (inside)
-              std::memcpy(to, source, 2);
-            else
-              std::memset(to, 0, 2);
-          }
-    done->copied(static_cast<u32>(bytes));
+    const u64 begin = offset;
+    land(kMostRank, map->base, true, offset);
+    done->copied(static_cast<u32>(offset - begin));
+  }
+
+ private:
+  void land(u32 rank, const unsigned char* source, bool inside, u64& offset) const {
+    if (rank == 0) {
+      unsigned char* to = dynamic_memory + (offset ^ (offset >> 7 & 7) << 4);
+      if (inside)
+        std::memcpy(to, source, 2);
+      else
+        std::memset(to, 0, 2);
+      offset += 2;
+      return;
+    }
+    const u32 d = rank - 1;
+    for (u64 i = at[d]; i < at[d] + map->box[d]; ++i)
+      land(d, source + i * map->strides[d], inside && i < map->shape[d], offset);
   }
 };
 inline bool late_boxes = false;
@@ -77,16 +81,22 @@ inline void CopyBarrier::wait(u32 parity) {
   }
 }
 
-inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z = 0, u32 w = 0) {
-  const BoxCopy copy = {static_cast<unsigned char*>(target), &map, &done, {x, y, z, w}};
+inline void copy_box(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z = 0, u32 w = 0,
+                     u32 v = 0) {
+  const BoxCopy copy = {static_cast<unsigned char*>(target), &map, &done, {x, y, z, w, v}};
   if (late_boxes)
     open_boxes.push_back(copy);
   else
     copy.land();
 }
+inline void copy_once(void* target, const TensorMap& map, CopyBarrier& done, u32 x, u32 y, u32 z, u32 w = 0,
+                      u32 v = 0) {
+  copy_box(target, map, done, x, y, z, w, v);
+}
 
 inline void prefetch_map(const TensorMap&) {}
 inline void fence_barrier_init() {}
+inline void fence_async_proxy() {}
 inline void fence_async_proxy_global() {}
 
 }  // namespace blink
