@@ -6,8 +6,9 @@ of a CUDA toolkit, or the wheel nvidia-cuda-sanitizer-api (requirements/bench.tx
 with 1 unless every check is clean.
 
 racecheck does not support kernels that the GPU launches: steps that the loop launched never ended under it, and the
-GPU failed. So it watches the loop alone, and the step's kernels where the host launches them; there a smaller model and
-load keep the products short, whose accesses to shared memory are the most.
+GPU failed. So it watches the loop alone, with products that are all Blink's own, because the tool breaks at cuBLASLt's
+even where it doesn't watch them; and the step's kernels where the host launches them. There a smaller model and load
+keep the products short, whose accesses to shared memory are the most.
 
 Checked kernels run tens to thousands of times slower, so the load is one request of each kind (``asks``), and a run
 without the sanitizer comes first: it shows that the load itself works, and leaves behind the compiled kernels and the
@@ -27,10 +28,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -38,6 +41,8 @@ from bench.engine_process import SMALL_MODELS
 from bench.families import RandomWeights
 from bench.soak_requests import Answer, Ask, demand
 from services.gpu_engine.cuda.assemble import SchedulerPlace
+from services.gpu_engine.cuda.cublas_lt import CublasLt
+from services.gpu_engine.cuda.kept_choices import KeptChoices
 from services.gpu_engine.engine import EngineLimits
 from services.gpu_engine.models.config import ModelConfig
 from services.ring.schema import DescriptorFlag, FinishReason, RejectCode, record_bytes, submission_tag
@@ -58,15 +63,21 @@ LIMITS = EngineLimits(
 
 @dataclass(frozen=True)
 class Load:
-    """A model, and how many tokens at most a request gets that is not cancelled."""
+    """What is served.
+
+    Attributes:
+        tokens: at most, of a request that is not cancelled.
+        library: whether products may be cuBLASLt's.
+    """
 
     model: ModelConfig
     tokens: int
+    library: bool = True
 
 
 TINY = SMALL_MODELS["tiny"]
 LEAST = replace(TINY, layers=1, hidden=128, heads=2, kv_heads=1, ffn=128, vocabulary=256)
-LOADS = {"usual": Load(TINY, 8), "brief": Load(LEAST, 3)}
+LOADS = {"usual": Load(TINY, 8), "brief": Load(LEAST, 3), "own": Load(LEAST, 3, library=False)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ API_ERRORS = ("--report-api-errors", "no")  # of questions that are allowed to f
 CHECKS = (
     Check("memcheck", "gpu", options=API_ERRORS),
     Check("memcheck", "host", options=API_ERRORS),
-    Check("racecheck", "gpu", options=("--kernel-name", "kns=control_loop")),
+    Check("racecheck", "gpu", "own", options=("--kernel-name", "kns=control_loop")),
     Check("racecheck", "host", "brief"),
 )
 LOAD_SECONDS = 70.0
@@ -129,10 +140,24 @@ def serve(scheduler: SchedulerPlace, load: Load) -> None:
     """What runs under the sanitizer. Raises SoakError."""
     vocabulary = load.model.vocabulary
     wanted = asks(vocabulary, load.tokens)
-    with serving_model(RandomWeights(load.model), LIMITS, scheduler=scheduler, slots=len(wanted)) as client:
+    with (
+        nullcontext() if load.library else own_products(),
+        serving_model(RandomWeights(load.model), LIMITS, scheduler=scheduler, slots=len(wanted)) as client,
+    ):
         answers = answers_to(client, wanted, vocabulary)
     tokens, cancelled = sum(len(a.tokens) for a in answers), sum(a.reason is FinishReason.CANCELLED for a in answers)
     print(f"served {len(answers)} requests, {tokens} tokens, {cancelled} cancelled", flush=True)
+
+
+@contextmanager
+def own_products() -> Iterator[None]:
+    """Engines made inside choose none of cuBLASLt's algorithms. Their steps must have few enough tokens."""
+    with (
+        patch.object(CublasLt, "candidates", return_value=[]),
+        patch.object(KeptChoices, "get", return_value=None),
+        patch.object(KeptChoices, "write"),
+    ):
+        yield
 
 
 def answers_to(client: Client, wanted: Sequence[Ask], vocabulary: int) -> list[Answer]:
