@@ -101,7 +101,7 @@ CHECKS = (
     Check("racecheck", "gpu", "own", options=("--kernel-name", "kns=control_loop")),
     Check("racecheck", "host", "brief"),
 )
-LOAD_SECONDS = 70.0
+LOAD_SECONDS = 170.0
 UNCHECKED_SECONDS = 30.0
 FOUND = 9  # exit code of the sanitizer
 SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)")
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--tools", nargs="*", default=sorted({check.tool for check in CHECKS}))
     parser.add_argument("--schedulers", nargs="*", default=["gpu", "host"])
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "blink-sanitizer")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds of one check")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds of one check")
     parser.add_argument("--serve", nargs=2, metavar=("SCHEDULER", "LOAD"), help="only serve, without a sanitizer")
     arguments = parser.parse_args()
     if arguments.serve:
