@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from numpy.typing import NDArray
 
 pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 from bench.families import RandomWeights
+from services.gpu_engine.cuda import fused_decode
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Stream
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.fused_decode import MOST_ROWS
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import HostStep, StepArrays, StepLimits
+from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
 from services.gpu_engine.cuda.weights import DeviceWeights
 from tests.gpu.steps import POISON, as_array, config, sampling_rows
 
@@ -44,18 +47,20 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Bench:
-    def __init__(self, device: Device, compiler: Compiler, changes: dict[str, Any]) -> None:
+    def __init__(
+        self, device: Device, compiler: Compiler, changes: dict[str, Any], limits: StepLimits = LIMITS
+    ) -> None:
         self.config = config(**changes, layers=2)
         source = RandomWeights(self.config)
-        self.arrays = StepArrays(LIMITS)
+        self.arrays = StepArrays(limits)
         self.executor = StepExecutor(
             device,
             Geometry(self.config),
             source.layers,
             DeviceWeights(source),
             step=self.arrays.addresses,
-            limits=LIMITS,
-            pages=LIMITS.rows * LIMITS.pages_per_sequence,
+            limits=limits,
+            pages=limits.rows * limits.pages_per_sequence,
             compiler=compiler,
         )
         self.stream = Stream()
@@ -138,3 +143,21 @@ def test_a_captured_fused_step_serves_any_rows_up_to_its_bucket(bench: Bench, rn
         if expected is not None:
             found = bench.executor.activations.logits.download(np.float32, expected.shape)
             np.testing.assert_array_equal(found, expected)
+
+
+def test_no_copy_reaches_beyond_the_buffers_of_a_small_step(
+    device: Device, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps: list[tuple[int, int]] = []  # of activations and weights: first byte and the one after the last
+
+    def noted(address: int, *, shape: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> CTensorMap:
+        last = sum((count - 1) * stride for count, stride in zip(shape, (2, *strides), strict=True))
+        maps.append((address, address + last + 2))
+        return tensor_map(address, shape=shape, strides=strides, box=box)
+
+    monkeypatch.setattr(fused_decode, "tensor_map", noted)
+    bench = Bench(device, compiler, {}, StepLimits(tokens=24, rows=3, pages_per_sequence=2))
+    held = [(buffer.pointer, buffer.pointer + buffer.nbytes) for buffer in vars(bench.executor.activations).values()]
+    inside = [(first, end, limit) for first, end in maps for begin, limit in held if begin <= first < limit]
+    assert len(inside) == 5 * len(fused_decode.WIDTHS)  # the inputs of all products
+    assert all(end <= limit for _, end, limit in inside)

@@ -119,8 +119,8 @@ class StepExecutor:
             self._fp8 = Fp8Products(device, compiler, self.products, scratch)
         self._fused: FusedDecode | None = None
         if fused and skinny and fuses(geometry.config, layers, weights):
-            buffers = {name: getattr(self.activations, name).pointer for name in ACTIVATIONS}
-            memory = FusedMemory(buffers, limits.tokens, self.turns.pointer, self.layer_pages)
+            buffers = {name: getattr(self.activations, name) for name in ACTIVATIONS}
+            memory = FusedMemory(buffers, self.turns.pointer, self.layer_pages)
             self._fused = FusedDecode(device, geometry, layers, weights, compiler, step=step, work=work, memory=memory)
 
     @property

@@ -58,17 +58,15 @@ class CFusedModel(ctypes.Structure):
 
 @dataclass(frozen=True)
 class FusedMemory:
-    """Addresses of what the step works on.
+    """What the step works on.
 
     Attributes:
-        activations: of each of ACTIVATIONS.
-        tokens: rows that those of the step have.
-        turns: the rotary table.
-        layer_pages: a layer's part of the KV cache.
+        activations: each of ACTIVATIONS; they need not have rows for the widest step.
+        turns: address of the rotary table.
+        layer_pages: address of a layer's part of the KV cache.
     """
 
-    activations: dict[str, int]
-    tokens: int
+    activations: dict[str, Buffer]
     turns: int
     layer_pages: Callable[[int], int]
 
@@ -191,12 +189,12 @@ class FusedDecode:
             (buffers["activated"], config.ffn),
             (buffers["final"], config.hidden),
         )
-        rows, head = min(width, memory.tokens), self._plans[-1]
+        head = self._plans[-1]
         return CFusedModel(
             inputs=(CTensorMap * 5)(
                 *(
-                    _stage_map(address, rows, depth, (width, plan.boxes))
-                    for (address, depth), plan in zip(inputs, self._plans, strict=True)
+                    _stage_map(buffer.pointer, _held_rows(buffer, depth), depth, (width, plan.boxes))
+                    for (buffer, depth), plan in zip(inputs, self._plans, strict=True)
                 )
             ),
             head=_stage_map(
@@ -207,11 +205,16 @@ class FusedDecode:
             last_norm=self._weights.address(self._head.norm),
             turns=memory.turns,
             progress=self._progress.pointer,
-            **buffers,
+            **{name: buffer.pointer for name, buffer in buffers.items()},
             layer_count=self._layer_count,
             eps=config.norm_eps,
             scale=self._geometry.score_scale,
         )
+
+
+def _held_rows(buffer: Buffer, columns: int) -> int:
+    """Rows of so many bf16 columns that the buffer has: what a copy of more rows may read."""
+    return buffer.nbytes // (BF16_BYTES * columns)
 
 
 def _stage_map(address: int, rows: int, columns: int, stage: tuple[int, int]) -> CTensorMap:
