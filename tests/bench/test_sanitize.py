@@ -12,6 +12,7 @@ from bench.sanitize import FOUND, Check, run
 LOOP = Check("racecheck", "gpu", "own", "control_loop")
 ALL = Check("racecheck", "host", "brief")
 SERVED = "served 9 requests, 23 tokens, 1 cancelled"
+INSIDE = "void blink::core::poll<blink::cuda::BlockContext<(unsigned int)256>>(T1 &, blink::core::State &, bool)"
 SUMMARY = "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"
 
 
@@ -28,6 +29,7 @@ def hazard(kernel: str) -> str:
         (LOOP, [hazard("attention"), SERVED, SUMMARY], FOUND, True),
         (LOOP, [hazard("control_loop"), SERVED, SUMMARY], FOUND, False),
         (LOOP, [hazard("attention"), hazard("control_loop"), SERVED, SUMMARY], FOUND, False),
+        (LOOP, [hazard("attention"), hazard(INSIDE), SERVED, SUMMARY], FOUND, False),  # a function that the loop calls
         (LOOP, [hazard("attention"), SUMMARY], FOUND, False),  # the requests did not end
         (LOOP, [SERVED, SUMMARY], FOUND, False),  # an error that is no race
         (LOOP, [hazard("attention"), SERVED, SUMMARY], 1, False),
