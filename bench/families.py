@@ -104,6 +104,10 @@ class RandomWeights:
         if hasattr(self, "_ones"):
             cu.cuMemHostUnregister(self._pool.ctypes.data)
 
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        del layer
+        return 1.0, 1.0
+
     def tensors(self, progress: Progress | None = None) -> Iterator[tuple[TensorSpec, StoredTensor]]:
         for spec in tensors_of(self.layers):
             rows, columns = (1, *spec.shape)[-2:]

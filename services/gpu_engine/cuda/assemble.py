@@ -23,7 +23,7 @@ from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
 from services.gpu_engine.cuda.warm_up import warm_up
 from services.gpu_engine.cuda.weights import DeviceWeights, WeightSource, fp8_stacks, scratch_bytes
-from services.gpu_engine.engine import EngineError, EngineLimits, Precision
+from services.gpu_engine.engine import EngineLimits, Precision
 from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Layer
 from services.ring.header import read_ring_info
@@ -38,6 +38,8 @@ class Model(WeightSource, Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    def kv_scales(self, layer: int) -> tuple[float, float]: ...
 
 
 log = get_logger(component="cuda_engine")
@@ -66,6 +68,7 @@ def assemble(
         epoch: of this start; differs for every start.
         scheduler: "host" is there to be compared with.
         ring_place: where the GPU's control loop finds the ring; elsewhere than in the region it is a copy of that.
+        kv_cache: what keys and values are kept as, in pages of half the bytes if fp8.
         stored_fp8: names of the tensors that ``model`` has in FP8; those of products stay so on the device.
         around: for measurements: launches something before and after the step's kernels.
 
@@ -75,10 +78,8 @@ def assemble(
         CheckpointError
     """
     limits.check()
-    if kv_cache != "bf16":
-        raise EngineError(f"kv_cache is {kv_cache!r}, the cuda engine has 'bf16'")
     device = Device()
-    geometry = Geometry(model.config, limits.page_size)
+    geometry = Geometry(model.config, limits.page_size, kv_cache)
     compiler = Compiler(device.arch, default_cache())
     config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids, decodes_exactly=False))
     loop, ring = make_loop(
@@ -98,6 +99,7 @@ def assemble(
         limits=step_limits,
         pages=limits.kv_pages,
         compiler=compiler,
+        kv_scales=[model.kv_scales(layer) for layer in range(model.config.layers)],
         fp8_scratch=scratch_bytes(model.layers, fp8),
     )
 
@@ -123,6 +125,7 @@ def assemble(
         gpu=device.name,
         scheduler=scheduler,
         weight_bytes=weights.nbytes,
+        kv_cache=kv_cache,
         kv_bytes=executor.cache.nbytes,
         kv_pages=limits.kv_pages,
         graphs=len(graphs.buckets) + len(graphs.decode_buckets),

@@ -6,7 +6,7 @@ from services.gpu_engine.cuda.attention_work import TILE_ROWS
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
 
-COLUMNS = 64  # kColumns: bf16 values in the 128 bytes that are swizzled
+COLUMNS = 64  # kColumns: two-byte values in the 128 bytes that are swizzled
 ROWS = 8  # of a swizzle atom
 
 
@@ -14,7 +14,7 @@ def query_map(geometry: Geometry, qkv: int, tokens: int) -> CTensorMap:
     """Boxes of 64 columns of one KV head's query heads, for the tokens of a tile.
 
     Args:
-        qkv: address of the fused projection, bf16 [tokens, qkv_width].
+        qkv: address of the fused projection, [tokens, qkv_width] of two bytes.
     """
     config = geometry.config
     return tensor_map(
@@ -26,18 +26,20 @@ def query_map(geometry: Geometry, qkv: int, tokens: int) -> CTensorMap:
 
 
 def page_map(geometry: Geometry, layer_pages: int, pages: int) -> CTensorMap:
-    """Boxes of one KV head's keys, or values, of one page: 8 rows of the first 64 columns, of the next, 8 more rows.
+    """Boxes of one KV head's keys, or values, of one page: 8 rows of the first 128 bytes, of the next, 8 more rows.
+
+    A row is a key or a value; if these are shorter than 128 bytes, it is two.
 
     Args:
         layer_pages: address of a layer's part of the KV cache.
         pages: their number.
     """
-    config, size = geometry.config, geometry.page_size
-    row = config.head_dim * BF16_BYTES
-    halves, groups = config.head_dim // COLUMNS, size // ROWS
+    heads, width = 2 * geometry.config.kv_heads, COLUMNS * BF16_BYTES
+    row = max(geometry.key_bytes, width)
+    halves, groups = row // width, geometry.layer_page_bytes // heads // (ROWS * row)
     return tensor_map(
         layer_pages,
-        shape=(COLUMNS, ROWS, halves, pages * 2 * config.kv_heads * groups),
-        strides=(row, COLUMNS * BF16_BYTES, ROWS * row),
+        shape=(COLUMNS, ROWS, halves, pages * heads * groups),
+        strides=(row, width, ROWS * row),
         box=(COLUMNS, ROWS, halves, groups),
     )

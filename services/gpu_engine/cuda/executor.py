@@ -20,6 +20,7 @@ from services.gpu_engine.cuda.fp8_products import Fp8Products
 from services.gpu_engine.cuda.fused_decode import ACTIVATIONS, MOST_ROWS, FusedDecode, FusedMemory, fuses
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
+from services.gpu_engine.cuda.kv_scales import CKvScales
 from services.gpu_engine.cuda.mixture import MixtureKernels
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.sampler import Sampler
@@ -80,6 +81,7 @@ class StepExecutor:
         step: where the steps lie, and their results go.
         limits: the largest step.
         pages: of the KV cache.
+        kv_scales: of each attention layer's keys and values in an FP8 cache; 1 if not given.
         fp8_scratch: bytes of the largest matrix in FP8 once dequantized; 0 where none is FP8.
         skinny: products of few tokens may be skinny_gemm.py's; without, a row's bits may depend on the bucket.
         fused: steps of few decoding rows may be one kernel, ``launch_decode``.
@@ -96,6 +98,7 @@ class StepExecutor:
         limits: StepLimits,
         pages: int,
         compiler: Compiler,
+        kv_scales: Sequence[tuple[float, float]] | None = None,
         skinny: bool = True,
         fused: bool = True,
         fp8_scratch: int = 0,
@@ -111,6 +114,7 @@ class StepExecutor:
         self._geometry = geometry
         self.pages = pages
         self._layer_bytes = pages * geometry.layer_page_bytes
+        self._kv_scales = [CKvScales(*pair) for pair in kv_scales or [(1.0, 1.0)] * geometry.config.layers]
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self.products = MatrixProducts(device, SkinnyGemm(device, compiler) if skinny else None, compiler.cache)
         self._fp8: Fp8Products | None = None
@@ -120,7 +124,7 @@ class StepExecutor:
         self._fused: FusedDecode | None = None
         if fused and skinny and fuses(geometry.config, layers, weights):
             buffers = {name: getattr(self.activations, name) for name in ACTIVATIONS}
-            memory = FusedMemory(buffers, self.turns.pointer, self.layer_pages)
+            memory = FusedMemory(buffers, self.turns.pointer, self.layer_pages, self._kv_scales)
             self._fused = FusedDecode(device, geometry, layers, weights, compiler, step=step, work=work, memory=memory)
 
     @property
@@ -175,7 +179,14 @@ class StepExecutor:
         self.rotary(stream, layer, tokens)
         pages = self.layer_pages(layer.index)
         self.kernels.attention(
-            stream, layer.index, qkv=qkv, tokens=tokens, layer_pages=pages, pages=self.pages, out=attended
+            stream,
+            layer.index,
+            qkv=qkv,
+            tokens=tokens,
+            layer_pages=pages,
+            pages=self.pages,
+            out=attended,
+            scales=self._kv_scales[layer.index],
         )
         self._matmul(stream, attended, layer.output, out, m=tokens, n=config.hidden, k=config.query_width)
         return out
@@ -206,7 +217,15 @@ class StepExecutor:
         norms = (layer.query_norm, layer.key_norm)
         query_norm, key_norm = (self._weights.address(norm) if norm else 0 for norm in norms)
         qkv, pages = self.activations.qkv.pointer, self.layer_pages(layer.index)
-        self.kernels.rotary(stream, tokens, qkv, pages, self.turns.pointer, norms=(query_norm, key_norm))
+        self.kernels.rotary(
+            stream,
+            tokens,
+            qkv,
+            pages,
+            self.turns.pointer,
+            norms=(query_norm, key_norm),
+            scales=self._kv_scales[layer.index],
+        )
 
     def _feed_forward(self, stream: Stream, layer: FeedForward, tokens: int, delta: Delta) -> int:
         config, buffers = self._geometry.config, self.activations

@@ -6,7 +6,7 @@ Its bits are those of a step of separate kernels whose products are skinny_gemm.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device, Kernel, Module, Stream, pointer
 from services.gpu_engine.cuda.fused_plan import CProduct, ProductPlan, product_plans
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
+from services.gpu_engine.cuda.kv_scales import CKvScales
 from services.gpu_engine.cuda.skinny_schedule import DEPTH
 from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
 from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
@@ -37,7 +38,8 @@ class CFusedLayer(ctypes.Structure):
     _fields_ = (
         ("weights", CTensorMap * 4),
         *((name, ctypes.c_uint64) for name in ("attention_norm", "feed_norm", "query_norm", "key_norm", "pages")),
-        ("unused", ctypes.c_uint64 * 3),  # to a multiple of the maps' alignment
+        ("scales", CKvScales),
+        ("unused", ctypes.c_uint64 * 2),  # to a multiple of the maps' alignment
     )
 
 
@@ -64,11 +66,13 @@ class FusedMemory:
         activations: each of ACTIVATIONS; they need not have rows for the widest step.
         turns: address of the rotary table.
         layer_pages: address of a layer's part of the KV cache.
+        kv_scales: of each attention layer's.
     """
 
     activations: dict[str, Buffer]
     turns: int
     layer_pages: Callable[[int], int]
+    kv_scales: Sequence[CKvScales]
 
 
 def fuses(config: ModelConfig, layers: Iterable[Layer], weights: DeviceWeights) -> bool:
@@ -177,7 +181,8 @@ class FusedDecode:
         )
         norms = (attention.norm, feed.norm, attention.query_norm, attention.key_norm)
         addresses = (weights.address(norm) if norm else 0 for norm in norms)
-        return CFusedLayer((CTensorMap * 4)(*maps), *addresses, self._memory.layer_pages(attention.index))
+        pages, scales = self._memory.layer_pages(attention.index), self._memory.kv_scales[attention.index]
+        return CFusedLayer((CTensorMap * 4)(*maps), *addresses, pages, scales)
 
     def _model(self, width: int) -> CFusedModel:
         config, memory = self._geometry.config, self._memory

@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.gpu_engine.cuda.errors import UnsupportedGeometryError
+from services.gpu_engine.engine import Precision
 from services.gpu_engine.models.config import ModelConfig
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8  # query heads that share a KV head
 MAX_CHOSEN = 32  # experts of a token
 BF16_BYTES = 2
+CACHE_BYTES: dict[Precision, int] = {"bf16": BF16_BYTES, "fp8": 1}
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A model's shape with the page size of its KV cache.
+    """A model's shape with the page size and the precision of its KV cache.
 
-    The cache is [layer][page][key, value][kv_head][page_size][head_dim] in bf16: one head's keys of a page are
-    contiguous, so decode reads long runs, and a page is one box for a bulk copy.
+    The cache is [layer][page][key, value][kv_head][page_size][head_dim]: one head's keys of a page are contiguous, so
+    decode reads long runs, and a page is one box for a bulk copy.
 
     Raises:
         UnsupportedGeometryError: naming the number that the kernels don't support.
@@ -26,6 +28,7 @@ class Geometry:
 
     config: ModelConfig
     page_size: int = 16
+    kv_cache: Precision = "bf16"
 
     def __post_init__(self) -> None:
         config = self.config
@@ -64,9 +67,14 @@ class Geometry:
         return self.config.query_width + 2 * self.config.kv_width
 
     @property
+    def key_bytes(self) -> int:
+        """Bytes of a key, or a value, of one KV head in the cache."""
+        return self.config.head_dim * CACHE_BYTES[self.kv_cache]
+
+    @property
     def layer_page_bytes(self) -> int:
         """Bytes of one page of one layer."""
-        return 2 * self.config.kv_width * self.page_size * BF16_BYTES
+        return 2 * self.config.kv_heads * self.page_size * self.key_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -83,6 +91,7 @@ class Geometry:
             "BLINK_HEAD_DIM": config.head_dim,
             "BLINK_ROTARY_DIM": config.rotary_dim,
             "BLINK_PAGE_SIZE": self.page_size,
+            "BLINK_FP8_CACHE": int(self.kv_cache == "fp8"),
         }
         if mixture:
             defines |= {

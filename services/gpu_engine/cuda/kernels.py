@@ -10,6 +10,7 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.errors import CudaUnavailableError
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.cuda.kv_scales import NO_SCALES, CKvScales
 from services.gpu_engine.cuda.step_arrays import CStep, StepAddresses
 
 SOURCES = (
@@ -75,23 +76,43 @@ class Kernels:
         self._final_norm.launch(stream, (samples, 1, 1), 256, (*arguments, eps))
 
     def rotary(
-        self, stream: Stream, tokens: int, qkv: int, layer_pages: int, table: int, *, norms: tuple[int, int] = (0, 0)
+        self,
+        stream: Stream,
+        tokens: int,
+        qkv: int,
+        layer_pages: int,
+        table: int,
+        *,
+        norms: tuple[int, int] = (0, 0),
+        scales: CKvScales = NO_SCALES,
     ) -> None:
-        """``norms`` are the weights of each head's query and key norm, 0 and 0 where the model has none."""
+        """``norms`` are the weights of each head's query and key norm, 0 and 0 where the model has none.
+
+        Queries stay in ``qkv``, as ``attention`` reads them: IEEE halves if the KV cache is FP8.
+        """
         query_norm, key_norm = norms
         arguments = (self._step, pointer(qkv), pointer(layer_pages), pointer(table))
-        tail = (pointer(query_norm), pointer(key_norm), c_float(self._geometry.config.norm_eps))
+        tail = (pointer(query_norm), pointer(key_norm), c_float(self._geometry.config.norm_eps), scales)
         self._rotary.launch(stream, (tokens, 1, 1), 256, (*arguments, *tail))
 
     def attention(
-        self, stream: Stream, layer: int, *, qkv: int, tokens: int, layer_pages: int, pages: int, out: int
+        self,
+        stream: Stream,
+        layer: int,
+        *,
+        qkv: int,
+        tokens: int,
+        layer_pages: int,
+        pages: int,
+        out: int,
+        scales: CKvScales = NO_SCALES,
     ) -> None:
         """``pages`` is how many a layer has."""
         scale = c_float(self._geometry.score_scale)
         maps = query_map(self._geometry, qkv, tokens), page_map(self._geometry, layer_pages, pages)
         arguments = (self._step, self._work, c_uint32(layer), *maps, pointer(qkv), pointer(layer_pages), pointer(out))
         grid = (self._attention_grid, 1, 1)
-        self._attention.launch(stream, grid, ATTENTION_BLOCK, (*arguments, scale), self._shared)
+        self._attention.launch(stream, grid, ATTENTION_BLOCK, (*arguments, scale, scales), self._shared)
 
     def swiglu(self, stream: Stream, tokens: int, gate_up: int, out: int) -> None:
         chunks = -(-self._geometry.config.ffn // (8 * SWIGLU_BLOCK))

@@ -28,6 +28,8 @@ GEOMETRIES = {
     "Phi-4 15B": Geometry(config(hidden=5120, heads=40, kv_heads=10, head_dim=128, ffn=17920, vocabulary=100352)),
     "Qwen3-32B": Geometry(config(hidden=5120, heads=64, kv_heads=8, head_dim=128, ffn=25600, vocabulary=151936)),
     "group of 5, three quarters rotated": Geometry(config(heads=10, kv_heads=2, head_dim=128, partial_rotary=0.75)),
+    "Llama-3-8B, FP8 pages": Geometry(config(hidden=4096, heads=32, kv_heads=8, head_dim=128), kv_cache="fp8"),
+    "FP8 pages of 128, heads of 64": Geometry(config(heads=9, kv_heads=3, head_dim=64), 128, "fp8"),
     "group of 1, odd vocabulary": Geometry(config(heads=4, kv_heads=4, head_dim=64, vocabulary=32003)),
 }
 
@@ -104,7 +106,7 @@ def test_what_holds_the_device_while_products_are_chosen_compiles() -> None:
 
 
 @pytest.mark.parametrize("width", FUSED_WIDTHS)
-@pytest.mark.parametrize("name", ["SmolLM2-135M", "Llama-3-8B"])
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "Llama-3-8B", "Llama-3-8B, FP8 pages"])
 def test_the_fused_step_compiles_for_hopper(name: str, width: int) -> None:
     geometry = GEOMETRIES[name]
     cubin = Compiler("sm_90a").build(("fused_decode.cu",), geometry.defines() | {"BLINK_SKINNY_TOKENS": width})

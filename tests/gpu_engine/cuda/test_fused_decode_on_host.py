@@ -9,6 +9,7 @@ import pytest
 
 from services.gpu_engine.cuda.fused_plan import STAGE_ROWS, ProductPlan, product_plans
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.engine import Precision
 from tests.gpu_engine.cuda.on_host import run_on_host
 from tests.gpu_engine.models.tiny import tiny_config
 
@@ -21,9 +22,14 @@ SHAPES = {
 
 @pytest.mark.parametrize("width", [8, 32])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_step_of_waiting_blocks_computes_the_model(tmp_path: Path, shape: dict[str, int], width: int) -> None:
+@pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
+def test_a_step_of_waiting_blocks_computes_the_model(
+    tmp_path: Path, shape: dict[str, int], width: int, kv_cache: Precision
+) -> None:
     model = tiny_config(**shape, vocabulary=VOCABULARY)
-    defines = {name.removeprefix("BLINK_"): value for name, value in Geometry(model).defines().items()}
+    defines = {
+        name.removeprefix("BLINK_"): value for name, value in Geometry(model, kv_cache=kv_cache).defines().items()
+    }
     numbers = [str(number) for plan in product_plans(model, BLOCKS) for number in astuple(plan)]
     result = run_on_host(tmp_path, "fused.cpp", {**defines, "SKINNY_TOKENS": width}, numbers)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,3 +49,4 @@ def test_bytes_of_a_page_are_keys_and_values_of_every_layer() -> None:
     geometry = Geometry(tiny_config(layers=3, heads=4, kv_heads=2, head_dim=64), 16)
     assert geometry.layer_page_bytes == 2 * 2 * 16 * 64 * 2
     assert geometry.page_bytes == 3 * geometry.layer_page_bytes
+    assert replace(geometry, kv_cache="fp8").page_bytes == geometry.page_bytes // 2

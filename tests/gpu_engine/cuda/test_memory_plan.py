@@ -36,6 +36,11 @@ def test_the_parts_of_llama_3_8b_are_its_known_sizes() -> None:
     assert found["largest step"] > 2048 * (4 * 4096 + 2 * 3 * 14336) + 4 * 256 * 128_256
 
 
+def test_a_cache_in_fp8_takes_half_and_changes_nothing_else() -> None:
+    found = memory_parts(llama(MODEL), replace(GEOMETRY, kv_cache="fp8"), LIMITS, 8192)
+    assert found == parts() | {"KV cache": parts()["KV cache"] // 2}
+
+
 @pytest.mark.parametrize("lowered", [{"tokens": 1024}, {"rows": 128}])
 def test_what_the_message_says_to_lower_does_lower_it(lowered: dict[str, int]) -> None:
     assert parts(replace(LIMITS, **lowered))["largest step"] < parts()["largest step"]

@@ -13,7 +13,9 @@ namespace blink {
 inline constexpr u32 kWarpgroups = 1 + kConsumers;
 
 struct Splitter {  // of a warpgroup
-  DecodeArea<2> areas[kWarps];
+  using Area = DecodeArea<2 * kPacked>;
+
+  Area areas[kWarps];
   DecodeShared shared;
   u32 next[2];  // items taken
 };
@@ -26,15 +28,19 @@ struct AttentionShared {
   u32 first_tile;
 };
 
+static_assert(sizeof(AttentionShared) <= 227 << 10, "a block has no more");
+
 extern "C" __device__ u32 attention_shared_bytes = sizeof(AttentionShared);
 
 extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
     attention(Step step, WorkList work, u32 layer, const __grid_constant__ TensorMap query_map,
-              const __grid_constant__ TensorMap page_map, const bf16* qkv, const bf16* pages, bf16* out, float scale) {
+              const __grid_constant__ TensorMap page_map, const bf16* qkv, const KvElement* pages, bf16* out,
+              float scale, KvScales kv_scales) {
   extern __shared__ __align__(1024) unsigned char memory[];
   AttentionShared& shared = *reinterpret_cast<AttentionShared*>(memory);
   let_successor_begin();
   wait_for_predecessor();
+  const AttentionScales scales(scale, kv_scales);
   const u32 warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / kWarpgroup, 0);
   const u32 tiles = work.counts[0] * kKvHeads, splits = work.counts[1] * kKvHeads;
   const u32 wanted = (splits + kWarpgroups - 1) / kWarpgroups;
@@ -49,18 +55,20 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
       yield_registers<kProducerRegisters>();
       if (threadIdx.x < 32) {
         produce_tiles(shared.prefill, step, work, first, tilers, tiles, tile_ticket, query_map, page_map);
+      } else {
+        widen_blocks(shared.prefill);
       }
       wait_at(kBlock, kWarpgroups * kWarpgroup);  // asleep, where a grab would spin
       grab_registers<kEqualRegisters>();
     } else {
       grab_registers<kConsumerRegisters>();
-      consume_tiles(shared.prefill, work, warpgroup - 1, out, scale);
+      consume_tiles(shared.prefill, work, warpgroup - 1, out, scales);
       yield_registers<kEqualRegisters>();
       wait_at(kBlock, kWarpgroups * kWarpgroup);
     }
   };
   Splitter& mine = shared.splitters[warpgroup];
-  const auto area_of = [&](u32 warp) -> DecodeArea<2>& { return mine.areas[warp]; };
+  const auto area_of = [&](u32 warp) -> Splitter::Area& { return mine.areas[warp]; };
   const auto take = [&](u32 turn) {
     if (thread_in_group() == 0) mine.next[turn] = splitters * kWarpgroups + atomicAdd(split_ticket, 1u);
   };
@@ -70,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1)
       const WorkItem& split = work.splits[item / kKvHeads];
       const u32 kv_head = item % kKvHeads;
       const bf16* query = qkv + static_cast<u64>(split.token) * kQkvWidth + kv_head * kGroup * kHeadDim;
-      decode_split(area_of, mine.shared, step, work, split, kv_head, query, pages, out, scale);
+      decode_split(area_of, mine.shared, step, work, split, kv_head, reinterpret_cast<const Operand*>(query), pages,
+                   out, scales);
       synchronize_warpgroup();
       item = mine.next[turn];
     }

@@ -22,7 +22,7 @@ namespace blink {
 
 // One of the two computing warpgroups.
 __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work, u32 consumer, bf16* out,
-                                     float scale) {
+                                     const AttentionScales& scales) {
   const u32 lane = threadIdx.x % 32, warp = warp_in_group();
   const auto release = [&](CopyBarrier& empty) {
     __syncwarp();
@@ -31,23 +31,24 @@ __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work
   Softmax softmax;
   float sums[kHeadDim / 2];
 
-  const auto multiply_keys = [&](const bf16* queries, const bf16* keys) {
-    const u32 rows = shared_address(queries) + consumer * kConsumerRows * kColumns * sizeof(bf16);
+  const auto multiply_keys = [&](const Operand* queries, const Operand* keys) {
+    const u32 rows = shared_address(queries) + consumer * kConsumerRows * kColumns * sizeof(Operand);
 #pragma unroll
     for (u32 d = 0; d < kHeadDim / 16; ++d) {
       const u32 half = d / 4, bytes = d % 4 * 32;
-      multiply(softmax.scores, operand(rows + half * kTileRows * kColumns * sizeof(bf16) + bytes, 8 * 128),
-               operand(shared_address(keys) + half * kAtom * sizeof(bf16) + bytes, kHalves * kAtom * sizeof(bf16)),
-               d > 0);
+      multiply<Operand>(
+          softmax.scores, operand(rows + half * kTileRows * kColumns * sizeof(Operand) + bytes, 8 * 128),
+          operand(shared_address(keys) + half * kAtom * sizeof(Operand) + bytes, kHalves * kAtom * sizeof(Operand)),
+          d > 0);
     }
     commit_products();
   };
-  const auto multiply_values = [&](const bf16* values) {
-    constexpr u32 kGroupBytes = kHalves * kAtom * sizeof(bf16);  // 8 keys
+  const auto multiply_values = [&](const Operand* values) {
+    constexpr u32 kGroupBytes = kHalves * kAtom * sizeof(Operand);  // 8 keys
 #pragma unroll
     for (u32 i = 0; i < kBlockKeys / 16; ++i) {
-      multiply(sums, softmax.weights[i],
-               operand(shared_address(values) + i * 2 * kGroupBytes, kGroupBytes, kAtom * sizeof(bf16)));
+      multiply<Operand>(sums, softmax.weights[i],
+                        operand(shared_address(values) + i * 2 * kGroupBytes, kGroupBytes, kAtom * sizeof(Operand)));
     }
     commit_products();
   };
@@ -62,7 +63,7 @@ __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work
     shared.queries_full[queries.slot()].wait(queries.parity());
     const Tile tile = shared.tile[queries.slot()];
     if (tile.end == 0) break;
-    const bf16* rows = shared.queries[queries.slot()][0];
+    const Operand* rows = shared.queries[queries.slot()][0];
     const u32 computed = tile.item.kv_length - tile.item.tokens;
     const u32 unmasked = (computed + tile.item.first + 1) / kBlockKeys;  // blocks that all of the tile sees in full
     bf16* target[2];
@@ -87,7 +88,7 @@ __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work
       wait_products<0>(softmax.scores);
       release(shared.keys_empty[block.slot()]);
       if (begin >= unmasked) softmax.mask(begin * kBlockKeys);
-      softmax.exponentiate(scale);
+      softmax.exponentiate(scales.score);
       softmax.round_weights();
       await_keys(begin + 1 < end);
 
@@ -103,7 +104,7 @@ __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work
         wait_products<1>(softmax.scores);
         release(shared.keys_empty[block.slot()]);
         if (i >= unmasked) softmax.mask(i * kBlockKeys);
-        softmax.exponentiate(scale);
+        softmax.exponentiate(scales.score);
         settle(softmax.scores);
         // Waiting for keys here parts the softmax from the wait for the products that run under it: ptxas moves the
         // latter up to the former's start if they are in one basic block.
@@ -117,7 +118,7 @@ __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work
       if (end == tile.end) release(shared.queries_empty[queries.slot()]);
 
       shared.values_full[block.slot()].wait(block.parity());
-      bf16* values = shared.values[block.slot()];
+      Operand* values = shared.values[block.slot()];
       const u32 valid = tile.item.kv_length - (end - 1) * kBlockKeys;
       if (valid < kBlockKeys) {
         // What lies behind the sequence's end in its last page was never written: 0 x NaN must not reach the sums.
@@ -134,9 +135,9 @@ __device__ inline void consume_tiles(PrefillShared& shared, const WorkList& work
     }
     if (tile.segments > 1) {
       if (!segments.all_there(shared.last[consumer])) continue;
-      segments.add(sums, softmax.sum, scale);
+      segments.add(sums, softmax.sum, scales.score);
     }
-    store_rows(sums, softmax.sum, target);
+    store_rows(sums, softmax.sum, target, scales);
   }
   if (consumer == 0)
     wait_at(kTurn, kConsumers * kWarpgroup);  // takes the last turn that was given, so that none is left over

@@ -1,5 +1,5 @@
 // Online softmax (arXiv 2307.08691) of a block of scores in the registers of a warpgroup, laid out as wgmma leaves
-// them: a quad of lanes shares two rows. Base 2, fp32, weights rounded to bf16 for the product with values.
+// them: a quad of lanes shares two rows. Base 2, fp32, weights rounded to operands of the product with values.
 #pragma once
 
 #include "attention_ring.cuh"
@@ -13,7 +13,7 @@ inline constexpr float kNothing = -1e30f;
 // A consumer's rows of a tile: scores and weights of a block, running maximum and sum of a thread's two rows.
 struct Softmax {
   float scores[kBlockKeys / 2];
-  u32 weights[kBlockKeys / 16][4];  // in bf16
+  u32 weights[kBlockKeys / 16][4];  // as operands
   float maximum[2], sum[2], rescale[2];
   u32 position[2];  // of the rows' tokens
 
@@ -53,7 +53,7 @@ struct Softmax {
       top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
       rescale[r] = power_of_two((maximum[r] - top) * scale);
       maximum[r] = top;
-      const float base = top * scale;
+      const float base = top * scale - kWeightExponent;
       float added = 0.0f;
 #pragma unroll
       for (u32 n = 0; n < kBlockKeys / 8; ++n) {
@@ -72,19 +72,20 @@ struct Softmax {
 #pragma unroll
     for (u32 i = 0; i < kBlockKeys / 16; ++i) {
 #pragma unroll
-      for (u32 k = 0; k < 4; ++k) weights[i][k] = pack(scores[8 * i + 2 * k], scores[8 * i + 2 * k + 1]);
+      for (u32 k = 0; k < 4; ++k) weights[i][k] = pack_operands(scores[8 * i + 2 * k], scores[8 * i + 2 * k + 1]);
     }
   }
 };
 
 // Writes the thread's two rows. Lanes of a quad exchange words, so that each stores 16 bytes.
-__device__ inline void store_rows(const float (&out)[kHeadDim / 2], const float (&sum)[2], bf16* const (&target)[2]) {
+__device__ inline void store_rows(const float (&out)[kHeadDim / 2], const float (&sum)[2], bf16* const (&target)[2],
+                                  const AttentionScales& scales) {
   const u32 c = threadIdx.x % 4;
 #pragma unroll
   for (u32 r = 0; r < 2; ++r) {
     float total = sum[r] + __shfl_xor_sync(0xFFFFFFFFu, sum[r], 1);
     total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-    const float inverse = 1.0f / total;
+    const float inverse = 1.0f / scales.divisor(total);
 #pragma unroll
     for (u32 n = 0; n < kHeadDim / 8; n += 4) {
       u32 w[4];

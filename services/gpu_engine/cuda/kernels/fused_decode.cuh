@@ -22,7 +22,8 @@ enum Part : u32 { kQkv, kOutput, kGateUp, kDown, kParts, kHead = kParts };  // t
 struct FusedLayer {
   TensorMap weights[kParts];
   const bf16 *attention_norm, *feed_norm, *query_norm, *key_norm;  // the last two null where the model has none
-  bf16* pages;
+  KvElement* pages;
+  KvScales scales;
 };
 
 struct FusedModel {
@@ -55,8 +56,8 @@ struct Turn {
   __device__ u32* result() const { return input() + 1; }                // and by the product's blocks
 };
 
-// Warpgroups that attend, and how deep their rings are: few rows have few splits.
-inline constexpr u32 kAttenders = kTokens > 16 ? 2 : 1, kDecodeStages = 2 / kAttenders;
+// Warpgroups that attend, and how deep their rings are, of as many bytes in FP8 as in bf16: few rows have few splits.
+inline constexpr u32 kAttenders = kTokens > 16 ? 2 : 1, kDecodeStages = 2 * kPacked / kAttenders;
 
 // They work in slots of the ring, which are lent to blocks that have splits, between the weights of QKV and output.
 using Area = DecodeArea<kDecodeStages>;
@@ -75,8 +76,8 @@ struct Lent {
     return reinterpret_cast<Area*>(ring.weights(slot(index / kAreasOfSlot)))[index % kAreasOfSlot];
   }
   __device__ DecodeShared& shared() const { return *reinterpret_cast<DecodeShared*>(ring.activations(slot(attender))); }
-  __device__ bf16* query() const {  // [kGroup, kHeadDim]
-    return reinterpret_cast<bf16*>(ring.activations(slot(kAttenders + attender)));
+  __device__ Operand* query() const {  // [kGroup, kHeadDim]
+    return reinterpret_cast<Operand*>(ring.activations(slot(kAttenders + attender)));
   }
 
  private:
@@ -238,6 +239,7 @@ struct Consumers {
     if (thread_in_group() == 0) wait_for_phase(turn.result() - 2, model.products[kQkv].blocks());
     synchronize_warpgroup();
     const FusedLayer& layer = turn.weights();
+    const AttentionScales scales(model.scale, layer.scales);
     const auto area_of = [&](u32 warp) -> Area& { return lent.area(warp); };
     for (u32 i = warpgroup * gridDim.x + blockIdx.x; i < splits; i += kAttenders * gridDim.x) {
       const WorkItem item = split_of(i / kKvHeads);
@@ -245,7 +247,7 @@ struct Consumers {
       rotate(lent.query(), layer, item, kv_head);
       synchronize_warpgroup();
       decode_split(area_of, lent.shared(), step, work, item, kv_head, lent.query(), layer.pages, model.attended,
-                   model.scale);
+                   scales);
       synchronize_warpgroup();
       if (thread_in_group() == 0) report_phase(turn.input());
     }
@@ -260,7 +262,7 @@ struct Consumers {
   }
 
   // The split's queries into shared memory; the token's key and value, which its last split reads, into their page.
-  __device__ void rotate(bf16* query, const FusedLayer& layer, const WorkItem& item, u32 kv_head) const {
+  __device__ void rotate(Operand* query, const FusedLayer& layer, const WorkItem& item, u32 kv_head) const {
     const u32 position = item.kv_length - 1;
     const bool last = item.first + split_keys(item.kv_length) > position;
     const bf16* fused = model.fused + item.token * kQkvWidth;
@@ -273,12 +275,12 @@ struct Consumers {
         continue;
       }
       const i32* line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
-      bf16* key = layer.pages + page_offset(line[position / kPageSize], kv_head) + position % kPageSize * kHeadDim;
+      KvElement* key = layer.pages + page_offset(line[position / kPageSize], kv_head) + position % kPageSize * kHeadDim;
       const bf16* source = fused + (kHeads + kv_head) * kHeadDim;
       if (head == kGroup) {
-        rotate_head(source, key, job, layer.key_norm, turns, model.eps);
+        rotate_head(source, key, job, layer.key_norm, turns, model.eps, layer.scales.key);
       } else {
-        copy_head(source + kKvHeads * kHeadDim, key + kPageValues, job);
+        copy_head(source + kKvHeads * kHeadDim, key + kPageValues, job, layer.scales.value);
       }
     }
   }

@@ -22,12 +22,4 @@ static_assert(kHeadDim == 64 || kHeadDim == 128, "head sizes 64 and 128");
 static_assert(kPageSize >= 16 && (kPageSize & (kPageSize - 1)) == 0, "a page is a power of two, at least 16 tokens");
 static_assert(kHidden % 8 == 0 && kFfn % 8 == 0, "rows are read 8 elements at a time");
 
-// The KV cache is [layer][page][K, V][kv_head][kPageSize][kHeadDim] bf16. One head's keys of one page are contiguous
-// (4 KB at 16 x 128): a decode warp streams them with 16-byte loads, and a bulk copy can fetch them as one box.
-inline constexpr u64 kPageHead = static_cast<u64>(kPageSize) * kHeadDim;
-inline constexpr u64 kPageValues = kKvHeads * kPageHead;  // from a page's keys to its values
-inline constexpr u64 kPageStride = 2 * kPageValues;
-
-__device__ inline u64 page_offset(u32 page, u32 kv_head) { return page * kPageStride + kv_head * kPageHead; }
-
 }  // namespace blink

@@ -1,7 +1,7 @@
 // Tensor-core and asynchronous-copy instructions that sm_80 and later have.
 #pragma once
 
-#include "bf16.cuh"
+#include "f16.cuh"
 
 namespace blink {
 
@@ -15,15 +15,29 @@ __device__ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// d[8, 8] += a[8, 16] b[16, 8], bf16 with fp32 sums. Of lane 4g + c: a holds row g at columns 2c, 2c + 1 (a0) and 8
-// more (a2); b holds column g at the same rows; d row g, columns 2c, 2c + 1. The instruction has 16 rows: the upper
-// eight are zero and cost no registers.
-__device__ inline void mma_low(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
-  asm("{ .reg .f32 unused0, unused1; mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, unused0, unused1}, "
-      "{%2, %3, %4, %3}, {%5, %6}, {%0, %1, %7, %7}; }"
-      : "+f"(d[0]), "+f"(d[1])
-      : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
+// d[8, 8] += a[8, 16] b[16, 8], bf16 or f16 with fp32 sums. Of lane 4g + c: a holds row g at columns 2c, 2c + 1 (a0)
+// and 8 more (a2); b holds column g at the same rows; d row g, columns 2c, 2c + 1. The instruction has 16 rows: the
+// upper eight are zero and cost no registers.
+template <class Operand>
+__device__ inline void mma_low(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1);
+
+#define BLINK_MMA_LOW(types)                                                             \
+  asm("{ .reg .f32 unused0, unused1; mma.sync.aligned.m16n8k16.row.col.f32." types       \
+      ".f32 {%0, %1, unused0, unused1}, {%2, %3, %4, %3}, {%5, %6}, {%0, %1, %7, %7}; }" \
+      : "+f"(d[0]), "+f"(d[1])                                                           \
+      : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f))
+
+template <>
+__device__ inline void mma_low<bf16>(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
+  BLINK_MMA_LOW("bf16.bf16");
 }
+
+template <>
+__device__ inline void mma_low<f16>(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
+  BLINK_MMA_LOW("f16.f16");
+}
+
+#undef BLINK_MMA_LOW
 
 // Transposes 8 x 8 two-byte elements of a warp: lane 4g + c gives row g, columns 2c and 2c + 1, and gets column g, rows
 // 2c and 2c + 1.

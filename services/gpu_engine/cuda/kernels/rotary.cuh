@@ -5,7 +5,7 @@
 // any. So a head's sum of squares is a few shuffles, always in one order.
 #pragma once
 
-#include "geometry.cuh"
+#include "kv_cache.cuh"
 
 namespace blink {
 
@@ -57,21 +57,40 @@ __device__ inline void turn(Sixteen& x, const float2* turns) {
   }
 }
 
+__device__ inline void divide(Sixteen& x, float scale) {
+#pragma unroll
+  for (u32 k = 0; k < 8; ++k) {
+    x.low.value[k] /= scale;
+    x.high.value[k] /= scale;
+  }
+}
+
 // A query or key head from `source` to `target`; `weight` is its norm's or null, `turns` the position's (cos, sin).
-__device__ inline void rotate_head(const bf16* source, bf16* target, u32 job, const bf16* weight, const float2* turns,
-                                   float eps) {
+// Codes are of what is left after a division by `scale`.
+template <class Target>
+__device__ inline void rotate_head(const bf16* source, Target* target, u32 job, const bf16* weight, const float2* turns,
+                                   float eps, float scale = 1.0f) {
   const Runs runs(job);
   Sixteen x = {load(source + runs.low), load(source + runs.high)};
   if (weight) norm_head(x, weight, runs, eps);
   if (runs.turned) turn(x, turns + runs.low);
+  if constexpr (kIsCode<Target>) divide(x, scale);
   store(target + runs.low, x.low);
   store(target + runs.high, x.high);
 }
 
-__device__ inline void copy_head(const bf16* source, bf16* target, u32 job) {
+template <class Target>
+__device__ inline void copy_head(const bf16* source, Target* target, u32 job, float scale) {
   const Runs runs(job);
-  store_raw(target + runs.low, load_raw(source + runs.low));
-  store_raw(target + runs.high, load_raw(source + runs.high));
+  if constexpr (kIsCode<Target>) {
+    Sixteen x = {load(source + runs.low), load(source + runs.high)};
+    divide(x, scale);
+    store(target + runs.low, x.low);
+    store(target + runs.high, x.high);
+  } else {
+    store_raw(target + runs.low, load_raw(source + runs.low));
+    store_raw(target + runs.high, load_raw(source + runs.high));
+  }
 }
 
 }  // namespace blink

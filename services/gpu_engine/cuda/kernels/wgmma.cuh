@@ -1,10 +1,10 @@
-// Matrix products of a warpgroup on Hopper's tensor cores (wgmma, sm_90a): fp32 sums of bf16 operands.
+// Matrix products of a warpgroup on Hopper's tensor cores (wgmma, sm_90a): fp32 sums of bf16 or f16 operands.
 //
 // All four warps issue a product together; it runs on while they go on, until `wait_products`. Sums are laid out as
 // those of mma.sync: of lane 4g + c of warp w, d[4n + k] is row 16w + g (k < 2) or 16w + g + 8, column 8n + 2c + k % 2.
 #pragma once
 
-#include "bf16.cuh"
+#include "f16.cuh"
 
 namespace blink {
 
@@ -46,44 +46,77 @@ __device__ inline void wait_products() {
       "+f"(d[i + 7])
 #define BLINK_SUMS_32(d, i) BLINK_SUMS_8(d, i), BLINK_SUMS_8(d, i + 8), BLINK_SUMS_8(d, i + 16), BLINK_SUMS_8(d, i + 24)
 
+// Below each product once for each type of operands, which is part of the instruction's name.
+#define BLINK_SHARED_128(types)                                                           \
+  asm volatile(                                                                           \
+      "{ .reg .pred accumulate; setp.ne.u32 accumulate, %66, 0;\n"                        \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                \
+      " "                                                                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
+      "%64, %65, accumulate, 1, 1, 0, 0; }"                                               \
+      : BLINK_SUMS_32(d, 0), BLINK_SUMS_32(d, 32)                                         \
+      : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)))
+#define BLINK_REGISTERS_128(types)                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                \
+               " "                                                                                 \
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
+               "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                            \
+               : BLINK_SUMS_32(d, 0), BLINK_SUMS_32(d, 32)                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define BLINK_REGISTERS_64(types)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                 \
+               " "                                                                                 \
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+               "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                            \
+               : BLINK_SUMS_32(d, 0)                                                               \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
 // d[64, 128] = a[64, 16] b[128, 16]^T, added to d if `accumulate`; both K-major in shared memory.
-__device__ inline void multiply(float (&d)[64], u64 a, u64 b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred accumulate; setp.ne.u32 accumulate, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, accumulate, 1, 1, 0, 0; }"
-      : BLINK_SUMS_32(d, 0), BLINK_SUMS_32(d, 32)
-      : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)));
+template <class Operand>
+__device__ inline void multiply(float (&d)[64], u64 a, u64 b, bool accumulate);
+template <>
+__device__ inline void multiply<bf16>(float (&d)[64], u64 a, u64 b, bool accumulate) {
+  BLINK_SHARED_128("bf16.bf16");
+}
+template <>
+__device__ inline void multiply<f16>(float (&d)[64], u64 a, u64 b, bool accumulate) {
+  BLINK_SHARED_128("f16.f16");
 }
 
 // d[64, 128] += a[64, 16] b[16, 128]; a in registers as mma.sync has it, b MN-major in shared memory.
-__device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-      : BLINK_SUMS_32(d, 0), BLINK_SUMS_32(d, 32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+template <class Operand>
+__device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u64 b);
+template <>
+__device__ inline void multiply<bf16>(float (&d)[64], const u32 (&a)[4], u64 b) {
+  BLINK_REGISTERS_128("bf16.bf16");
+}
+template <>
+__device__ inline void multiply<f16>(float (&d)[64], const u32 (&a)[4], u64 b) {
+  BLINK_REGISTERS_128("f16.f16");
 }
 
 // The same for 64 columns.
-__device__ inline void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-      : BLINK_SUMS_32(d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+template <class Operand>
+__device__ inline void multiply(float (&d)[32], const u32 (&a)[4], u64 b);
+template <>
+__device__ inline void multiply<bf16>(float (&d)[32], const u32 (&a)[4], u64 b) {
+  BLINK_REGISTERS_64("bf16.bf16");
+}
+template <>
+__device__ inline void multiply<f16>(float (&d)[32], const u32 (&a)[4], u64 b) {
+  BLINK_REGISTERS_64("f16.f16");
 }
 
+#undef BLINK_SHARED_128
+#undef BLINK_REGISTERS_128
+#undef BLINK_REGISTERS_64
 #undef BLINK_SUMS_8
 #undef BLINK_SUMS_32
 

@@ -1,7 +1,7 @@
 // The instructions of kernels/float8_instructions.cuh in C++.
 #pragma once
 
-#include "bf16.cuh"
+#include "f16.cuh"
 
 namespace blink {
 
@@ -19,12 +19,23 @@ inline u32 halves_of_e4m3(u16 codes) {
   return half_of_e4m3(codes & 0xFF) | static_cast<u32>(half_of_e4m3(codes >> 8)) << 16;
 }
 
-inline float float_of_half(u16 half) {
-  const u32 exponent = half >> 10 & 31, mantissa = half & 1023;
-  const float magnitude = exponent == 31  ? mantissa ? NAN : INFINITY
-                          : exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                          : std::ldexp(1024.0f + mantissa, static_cast<int>(exponent) - 25);
-  return half >> 15 ? -magnitude : magnitude;
+inline uint2 halves_of_e4m3(u32 codes) {
+  return {halves_of_e4m3(static_cast<u16>(codes)), halves_of_e4m3(static_cast<u16>(codes >> 16))};
 }
+
+// The last code whose number is not above the value's magnitude, or the next: the nearer, of two as near the even one.
+inline u32 code_of(float value) {
+  const u32 sign = std::signbit(value) ? 0x80 : 0;
+  const float magnitude = std::fabs(value);
+  if (std::isnan(value)) return sign | 0x7F;
+  const auto worth = [](u32 code) { return float_of_half(half_of_e4m3(code)); };
+  u32 code = 0;
+  while (code < 0x7E && worth(code + 1) <= magnitude) ++code;
+  if (code == 0x7E) return sign | code;
+  const float below = magnitude - worth(code), above = worth(code + 1) - magnitude;
+  return sign | (below < above || (below == above && code % 2 == 0) ? code : code + 1);
+}
+
+inline u16 e4m3_of(float low, float high) { return static_cast<u16>(code_of(low) | code_of(high) << 8); }
 
 }  // namespace blink

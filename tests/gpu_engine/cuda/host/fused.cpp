@@ -16,7 +16,9 @@ namespace {
 constexpr u32 kLayers = 2, kBlocks = 3, kVocabulary = 203, kLongest = 1200, kPages = 400;
 constexpr u32 kPagesPerSequence = (kLongest + kPageSize - 1) / kPageSize;
 constexpr float kEps = 1e-5f;
+constexpr KvScales kScales = kFp8Cache ? KvScales{0.11f, 1.7f} : KvScales{1, 1};
 using Values = std::vector<bf16>;
+using Pages = std::vector<KvElement>;
 using Exact = std::vector<double>;
 
 std::mt19937 generator(7);
@@ -26,6 +28,23 @@ Values random_values(u64 count, float scale, float mean = 0) {
   Values values(count);
   for (bf16& value : values) value = to_bf16(normal(generator));
   return values;
+}
+
+void write(bf16& place, double value, float) { place = to_bf16(static_cast<float>(value)); }
+void write(e4m3& place, double value, float scale) {
+  place.code = static_cast<unsigned char>(code_of(static_cast<float>(value) / scale));
+}
+double worth(bf16 stored, float) { return to_float(stored); }
+double worth(e4m3 stored, float scale) { return scale * static_cast<double>(float_of_half(half_of_e4m3(stored.code))); }
+
+// Of what is at this place of the cache.
+float scale_at(u64 place) { return place % kPageStride < kPageValues ? kScales.key : kScales.value; }
+
+Pages random_pages() {
+  std::normal_distribution<float> normal(0, 1);
+  Pages pages(kPages * kPageStride);
+  for (u64 i = 0; i < pages.size(); ++i) write(pages[i], normal(generator), scale_at(i));
+  return pages;
 }
 
 TensorMap stage_map(const Values& values, u64 rows, u64 columns, u64 stage_rows, const Product& plan) {
@@ -40,7 +59,7 @@ struct LayerWeights {
   Values qkv = random_values(kQkvWidth * kHidden, 0.1f), output = random_values(kHidden * kQueryWidth, 0.1f);
   Values gate_up = random_values(2 * kFfn * kHidden, 0.1f), down = random_values(kHidden * kFfn, 0.1f);
   Values attention_norm = random_values(kHidden, 0.1f, 1), feed_norm = random_values(kHidden, 0.1f, 1);
-  Values pages = random_values(kPages * kPageStride, 1);
+  Pages pages = random_pages();
 };
 
 // Y[rows, outputs] = X[rows, depth] W^T.
@@ -106,26 +125,26 @@ struct Rows {
   }
 
   // Also writes the rows' own keys and values.
-  Exact attend(Exact qkv, Values& pages) const {
+  Exact attend(Exact qkv, Pages& pages) const {
     Exact out(lengths.size() * kQueryWidth);
     for (u32 row = 0; row < lengths.size(); ++row) {
       double* mine = qkv.data() + row * kQkvWidth;
       const u32 length = lengths[row];
       for (u32 head = 0; head < kHeads + kKvHeads; ++head) rotate(mine + head * kHeadDim, length - 1);
       for (u32 i = 0; i < kKvHeads * kHeadDim; ++i) {
-        bf16* key = pages.data() + key_at(row, length - 1, i / kHeadDim) + i % kHeadDim;
-        key[0] = to_bf16(static_cast<float>(mine[kHeads * kHeadDim + i]));
-        key[kPageValues] = to_bf16(static_cast<float>(mine[(kHeads + kKvHeads) * kHeadDim + i]));
+        KvElement* key = pages.data() + key_at(row, length - 1, i / kHeadDim) + i % kHeadDim;
+        write(key[0], mine[kHeads * kHeadDim + i], kScales.key);
+        write(key[kPageValues], mine[(kHeads + kKvHeads) * kHeadDim + i], kScales.value);
       }
       for (u32 head = 0; head < kHeads; ++head) {
         double sum = 0, *result = out.data() + row * kQueryWidth + head * kHeadDim;
         for (u32 position = 0; position < length; ++position) {
-          const bf16* key = pages.data() + key_at(row, position, head / kGroup);
+          const KvElement* key = pages.data() + key_at(row, position, head / kGroup);
           double score = 0;
-          for (u32 i = 0; i < kHeadDim; ++i) score += mine[head * kHeadDim + i] * to_float(key[i]);
+          for (u32 i = 0; i < kHeadDim; ++i) score += mine[head * kHeadDim + i] * worth(key[i], kScales.key);
           const double weight = std::exp(score / std::sqrt(double(kHeadDim)));
           sum += weight;
-          for (u32 i = 0; i < kHeadDim; ++i) result[i] += weight * to_float(key[kPageValues + i]);
+          for (u32 i = 0; i < kHeadDim; ++i) result[i] += weight * worth(key[kPageValues + i], kScales.value);
         }
         for (u32 i = 0; i < kHeadDim; ++i) result[i] /= sum;
       }
@@ -142,7 +161,8 @@ void compare(const char* what, const Found& found, const Exact& expected, u64 co
   }
   const double error = std::sqrt(wrong / all);
   std::printf("%s: relative error %.2e\n", what, error);
-  if (!(error < 2e-2)) std::exit(1);  // bf16 between the parts
+  // Parts pass on bf16, which makes another code of some keys and values.
+  if (!(error < (kFp8Cache ? 4e-2 : 2e-2))) std::exit(1);
 }
 
 void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1]) {
@@ -150,7 +170,7 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1]) {
   const Values head = random_values(kVocabulary * kHidden, 0.1f), last_norm = random_values(kHidden, 0.1f, 1);
   const Values embedded = random_values(row_count * kHidden, 1);
   const Rows rows(row_count);
-  std::vector<Values> pages_before;
+  std::vector<Pages> pages_before;
   for (LayerWeights& layer : layers) pages_before.push_back(layer.pages);
 
   std::vector<float> residual(kTokens * kHidden), logits(kTokens * kVocabulary, NAN);
@@ -176,7 +196,8 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1]) {
         w.feed_norm.data(),
         nullptr,
         nullptr,
-        layers[i].pages.data()};
+        layers[i].pages.data(),
+        kScales};
   }
   FusedModel model = {};
   const TensorMap inputs[] = {stage_map(normed_rows, kTokens, kHidden, kTokens, plans[kQkv]),
@@ -217,8 +238,8 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1]) {
     }
     add(x, product(active, w.down, kHidden, kFfn));
     Exact expected(w.pages.size());
-    for (u64 j = 0; j < expected.size(); ++j) expected[j] = to_float(pages_before[i][j]);
-    compare("KV cache", [&](u64 j) { return to_float(w.pages[j]); }, expected, expected.size());
+    for (u64 j = 0; j < expected.size(); ++j) expected[j] = worth(pages_before[i][j], scale_at(j));
+    compare("KV cache", [&](u64 j) { return worth(w.pages[j], scale_at(j)); }, expected, expected.size());
   }
   const Exact all = product(normed(x, last_norm), head, kVocabulary, kHidden);
   Exact expected(samples * kVocabulary);

@@ -1,7 +1,7 @@
 // The instructions of kernels/mma.cuh in C++.
 #pragma once
 
-#include "bf16.cuh"
+#include "f16.cuh"
 
 namespace blink {
 
@@ -57,17 +57,29 @@ inline u32 transpose_square(u32 pair) {
   return (first >> g % 2 * 16 & 0xFFFF) | second >> g % 2 * 16 << 16;
 }
 
-inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+template <class Operand>
+float element(u32 pair, u32 i) {
+  if constexpr (std::is_same_v<Operand, f16>) {
+    return float_of_half(static_cast<u16>(pair >> i * 16));
+  } else {
+    return i ? high_half(pair) : low_half(pair);
+  }
+}
+
+template <class Operand>
+void multiply_fragments(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   Warp& warp = this_warp();
   const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const auto put = [](float* pair, u32 value) { pair[0] = low_half(value), pair[1] = high_half(value); };
+  const auto put = [](float* pair, u32 value) {
+    pair[0] = element<Operand>(value, 0), pair[1] = element<Operand>(value, 1);
+  };
   put(&warp.a[g][2 * c], a0);
   put(&warp.a[g + 8][2 * c], a1);
   put(&warp.a[g][2 * c + 8], a2);
   put(&warp.a[g + 8][2 * c + 8], a3);
   for (u32 i = 0; i < 2; ++i) {
-    warp.b[2 * c + i][g] = i ? high_half(b0) : low_half(b0);
-    warp.b[2 * c + 8 + i][g] = i ? high_half(b1) : low_half(b1);
+    warp.b[2 * c + i][g] = element<Operand>(b0, i);
+    warp.b[2 * c + 8 + i][g] = element<Operand>(b1, i);
   }
   warp.barrier.wait();
   for (u32 i = 0; i < 4; ++i) {
@@ -78,9 +90,14 @@ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   warp.barrier.wait();
 }
 
-inline void mma_low(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
+inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  multiply_fragments<bf16>(d, a0, a1, a2, a3, b0, b1);
+}
+
+template <class Operand>
+void mma_low(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
   float both[4] = {d[0], d[1], 0, 0};
-  mma(both, a0, 0, a2, 0, b0, b1);
+  multiply_fragments<Operand>(both, a0, 0, a2, 0, b0, b1);
   d[0] = both[0], d[1] = both[1];
 }
 
