@@ -1,4 +1,4 @@
-"""Attention alone at Llama-3-8B geometry, against what the card can do: ``python -m bench.attention``.
+"""Attention alone at Llama-3-8B geometry, against what the card can do: ``python -m bench.attention [--kv-cache fp8]``.
 
 One launch of each of eight layers in a graph, so pages come from memory and not from the cache. Every case is timed
 twice, the smaller median first. A fraction is of whichever bound is nearer: keys, values, queries and results moved
@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
 from bench.families import MODELS
-from bench.gpu_kernels import Cost, greedy
+from bench.gpu_kernels import Cost, greedy, random_cache
 from bench.timing import replay_seconds
 from services.gpu_engine.cuda.attention_work import AttentionWork
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
@@ -23,6 +24,7 @@ from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.step_arrays import HostStep, StepArrays, StepLimits
+from services.gpu_engine.engine import Precision
 
 LAYERS = 8
 Rows = Sequence[tuple[int, int]]
@@ -51,13 +53,23 @@ DECODE: dict[str, Rows] = {
 }
 
 
+def random_queries(count: int, kv_cache: Precision) -> Buffer:
+    """Normal values as attention reads them."""
+    values = np.random.default_rng().standard_normal(1 << 24).astype(np.float32)
+    tile = values.astype(np.float16).view(np.uint16) if kv_cache == "fp8" else to_bfloat16(values)
+    buffer = Buffer(2 * count)
+    for start in range(0, count, tile.size):
+        buffer.upload(tile[: count - start], 2 * start)
+    return buffer
+
+
 class AttentionBench:
     """Random pages and queries, and the kernels over them."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, kv_cache: Precision) -> None:
         self.device, self.stream = Device(), Stream()
         config = self.config = replace(MODELS["llama3-8b"], layers=LAYERS)
-        self.geometry = Geometry(config, page_size)
+        self.geometry = Geometry(config, page_size, kv_cache)
         cases = [*PREFILL.values(), *MIXED.values(), *DECODE.values()]
         self.limits = StepLimits(
             tokens=max(sum(count for _, count in rows) for rows in cases),
@@ -69,17 +81,9 @@ class AttentionBench:
         self.work = AttentionWork(self.geometry, self.limits)
         compiler = Compiler(self.device.arch, default_cache())
         self.kernels = Kernels(self.device, self.geometry, compiler, self.arrays.addresses, self.work)
-        self.cache = self._random(self.pages * self.geometry.page_bytes // 2)
-        self.qkv = self._random(self.limits.tokens * self.geometry.qkv_width)
+        self.cache = random_cache(self.pages * self.geometry.page_bytes, kv_cache)
+        self.qkv = random_queries(self.limits.tokens * self.geometry.qkv_width, kv_cache)
         self.out = Buffer(2 * self.limits.tokens * config.query_width)
-
-    @staticmethod
-    def _random(count: int) -> Buffer:
-        values = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
-        buffer = Buffer(2 * count)
-        for start in range(0, count, values.size):
-            buffer.upload(values[: count - start], 2 * start)
-        return buffer
 
     def upload(self, rows: Rows) -> None:
         rng = np.random.default_rng()
@@ -107,7 +111,8 @@ class AttentionBench:
         config = self.config
         keys, tokens = sum(map(sum, rows)), sum(count for _, count in rows)
         pairs = sum(n * a + n * (n + 1) / 2 for a, n in rows)
-        return Cost(4 * keys * config.kv_width + 4 * tokens * config.query_width, 4 * pairs * config.query_width)
+        cached = 2 * keys * config.kv_heads * self.geometry.key_bytes
+        return Cost(cached + 4 * tokens * config.query_width, 4 * pairs * config.query_width)
 
     def seconds(self, rows: Rows) -> float:
         """Of one layer."""
@@ -145,8 +150,10 @@ class AttentionBench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--page-size", type=int, default=16)
-    bench = AttentionBench(parser.parse_args().page_size)
-    print(bench.device.name, bench.device.arch, f"page size {bench.geometry.page_size}")
+    parser.add_argument("--kv-cache", choices=get_args(Precision), default="bf16")
+    arguments = parser.parse_args()
+    bench = AttentionBench(arguments.page_size, arguments.kv_cache)
+    print(bench.device.name, bench.device.arch, f"page size {bench.geometry.page_size}, KV cache {arguments.kv_cache}")
     bench.report("prefill", PREFILL)
     bench.report("mixed", MIXED)
     bench.report("decode", DECODE)

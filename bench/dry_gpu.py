@@ -8,6 +8,7 @@ model of theirs ends with that model's builds. What this misses is compiled late
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import sys
 import types
@@ -18,15 +19,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench import families
 from bench.kernel_builds import Build, builds_of
 from services.gpu_engine.cuda import compiler, cublas_lt, driver
+from services.gpu_engine.cuda.fused_decode import CFusedLayer, CFusedModel
 from services.gpu_engine.cuda.geometry import Geometry
+from services.gpu_engine.models.checkpoint import FAMILIES
 from services.gpu_engine.models.config import MixtureConfig, ModelConfig
+from services.gpu_engine.models.family import TensorSpec, tensors_of
+from services.gpu_engine.models.tensors import StoredTensor, TensorType
 
 MULTIPROCESSORS = 132
 FREE_BYTES = 1 << 37
 MOST_DRAWN = 1 << 18
-_default_rng = np.random.default_rng
+SIZES = {"fused_layer_bytes": ctypes.sizeof(CFusedLayer), "fused_model_bytes": ctypes.sizeof(CFusedModel)}
+_default_rng, _library = np.random.default_rng, ctypes.CDLL
 UNSEEN: dict[str, Any] = {"rope_base": 1e4, "rope_scaling": None, "norm_eps": 1e-5, "context": 4096, "eos_ids": (0,)}
 
 
@@ -75,11 +82,13 @@ def patch(note: Callable[[Build], None]) -> None:
     _put(driver.Buffer, __init__=buffer, __del__=nothing, fill=nothing, upload=nothing, download=download)
     _put(driver.Stream, __init__=nothing, __del__=nothing, synchronize=nothing, overlaps=nothing, capture=launching)
     _put(driver.Timer, __init__=nothing, __del__=nothing, start=launch, end=launch)
-    _put(driver.Module, __init__=nothing, __del__=nothing, constant=lambda *given: np.zeros((), (*given, "u4")[2])[()])
+    _put(driver.Module, __init__=nothing, __del__=nothing, constant=constant)
     _put(driver.Module, kernel=lambda self, name, waits=False: driver.Kernel(self, None, name, waits=waits))
     _put(driver.Kernel, launch=launch, allow_shared=nothing, blocks_per_multiprocessor=lambda *_: 1)
     _put(cublas_lt.CublasLt, __init__=lambda self, _: self.__dict__.update(version=""), __del__=nothing)
     _put(cublas_lt.CublasLt, candidates=launch, launch=launch)
+    ctypes.CDLL = Library  # type: ignore[assignment, misc]
+    _put(families.RandomWeights, __init__=random_weights, __del__=nothing, tensors=zeros)
     np.random.default_rng = Draws  # type: ignore[assignment]
     sys.modules["torch"] = types.ModuleType("torch")
     sys.modules["transformers"] = Transformers("transformers", note)
@@ -96,6 +105,32 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def launch(*_: Any, **__: Any) -> Any:
     pytest.skip("would launch")
+
+
+def constant(_module: driver.Module, name: str, dtype: str = "u4") -> Any:
+    return np.full((), SIZES.get(name, 0), dtype)[()]
+
+
+class Library(ctypes.CDLL):
+    """The driver's own encodes tensor maps of nothing."""
+
+    def __new__(cls, name: str, *rest: Any, **named: Any) -> Any:
+        return NoDriver() if name.startswith("libcuda.so") else _library(name, *rest, **named)
+
+
+class NoDriver:
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+
+def random_weights(self: families.RandomWeights, config: ModelConfig) -> None:
+    self.config, self.layers = config, FAMILIES[config.architecture](config)
+
+
+def zeros(self: families.RandomWeights, _progress: Any = None) -> Iterator[tuple[TensorSpec, StoredTensor]]:
+    for spec in tensors_of(self.layers):
+        rows, columns = (1, *spec.shape)[-2:]
+        yield spec, StoredTensor(spec.shape, TensorType.BF16, np.zeros((rows, 2 * columns), np.uint8))
 
 
 class Draws:

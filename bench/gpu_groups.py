@@ -24,9 +24,9 @@ SHARES = {
     "test_step": 6,
     "test_skinny_gemm": 4,
     "test_elementwise": 2,
-    "test_attention": 2,
+    "test_attention": 4,
     "test_skinny_step": 3,
-    "test_fused_decode": 4,
+    "test_fused_decode": 8,
 }
 """Processes among which a file's tests are dealt out: they are the longest, and mostly NumPy or torch on the host."""
 BESIDE_SECONDS = 110.0

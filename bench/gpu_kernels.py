@@ -1,9 +1,10 @@
 """Each kernel of a step, against what the card can do: ``python -m bench.gpu_kernels [--models NAME ...]``.
 
-Random weights, bf16. Decode at batch 1, 32, 128 and 256 over 192 tokens of context (128 of prompt, half of 128
-generated), and the prefill of 2,048 tokens. A kernel is timed over all layers in one graph, so weights and pages come
-from memory and not from the cache; the whole step is one graph too. Medians. A fraction is of whichever bound is
-nearer: bytes that must move over the bandwidth, or operations over the tensor cores' rate, both as measured on an H200.
+Random weights, bf16, and a KV cache in bf16 or FP8. Decode at batch 1, 32, 128 and 256 over 192 tokens of context (128
+of prompt, half of 128 generated) unless told otherwise, and the prefill of 2,048 tokens. A kernel is timed over all
+layers in one graph, so weights and pages come from memory and not from the cache; the whole step is one graph too.
+Medians. A fraction is of whichever bound is nearer: bytes that must move over the bandwidth, or operations over the
+tensor cores' rate, both as measured on an H200.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +22,16 @@ from bench.machine import write_json
 from bench.timing import replay_seconds
 from services.gpu_engine.cuda.bfloat16 import to_bfloat16
 from services.gpu_engine.cuda.compiler import Compiler, default_cache
-from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.cuda.driver import Buffer, Device, Stream
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.mixture import GemmShape
 from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.engine import Precision
 from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Attention, FeedForward, Head, Mixture, TensorSpec
+from services.gpu_engine.models.float8 import to_e4m3
 
 BYTES_PER_SECOND = 4.4e12
 OPERATIONS_PER_SECOND = 790e12
@@ -82,16 +85,26 @@ def random_step(
     )
 
 
+def random_cache(nbytes: int, kv_cache: Precision, buffer: Buffer | None = None) -> Buffer:
+    """Fill the buffer, or a new one, with normal keys and values."""
+    values = np.random.default_rng().standard_normal(1 << 24).astype(np.float32)
+    tile = to_e4m3(values) if kv_cache == "fp8" else to_bfloat16(values).view(np.uint8)
+    buffer = buffer or Buffer(nbytes)
+    for offset in range(0, nbytes, tile.nbytes):
+        buffer.upload(tile[: nbytes - offset], offset)
+    return buffer
+
+
 Timed = tuple[str, int, Callable[[], None], Cost]
 
 
 class Bench:
     """A random model and the timing of its parts."""
 
-    def __init__(self, config: ModelConfig, *, skinny: bool, overlap: bool) -> None:
+    def __init__(self, config: ModelConfig, *, skinny: bool, overlap: bool, kv_cache: Precision = "bf16") -> None:
         self.config = config
         self.device, self.stream = Device(), Stream(overlap=overlap)
-        self.geometry = Geometry(config)
+        self.geometry = Geometry(config, kv_cache=kv_cache)
         source = RandomWeights(config)
         self.layers = source.layers
         self.weights = DeviceWeights(source)
@@ -110,9 +123,7 @@ class Bench:
             compiler=compiler,
             skinny=skinny,
         )
-        pages = to_bfloat16(np.random.default_rng().standard_normal(1 << 24).astype(np.float32))
-        for offset in range(0, self.executor.cache.nbytes, pages.nbytes):
-            self.executor.cache.upload(pages[: (self.executor.cache.nbytes - offset) // 2], offset)
+        random_cache(self.executor.cache.nbytes, kv_cache, self.executor.cache)
 
     def step(self, rows: Sequence[tuple[int, int]]) -> None:
         """Upload a step of (tokens in the cache, tokens of this step) rows; the last token of each is sampled."""
@@ -138,7 +149,7 @@ class Bench:
         gate_up, activated, final = buffers.gate_up.pointer, buffers.activated.pointer, buffers.final.pointer
         width, hidden, ffn, query = self.geometry.qkv_width, config.hidden, config.ffn, config.query_width
         pages = [executor.layer_pages(layer.index) for layer in attention]
-        keys = sum(a + n for a, n in rows)
+        keys, key_bytes = sum(a + n for a, n in rows), self.geometry.key_bytes
         pairs = sum(n * a + n * (n + 1) / 2 for a, n in rows)  # (query, visible key)
 
         def product(name: str, x: int, out: int, specs: list[TensorSpec], n: int, k: int) -> Timed:
@@ -171,7 +182,7 @@ class Bench:
         yield (
             "rotary + KV write",
             *each(len(attention), lambda i: executor.rotary(stream, attention[i], tokens)),
-            Cost(4 * tokens * width),
+            Cost(2 * tokens * width + 2 * tokens * config.query_width + tokens * 2 * config.kv_heads * key_bytes),
         )
 
         def attend() -> None:
@@ -185,7 +196,7 @@ class Bench:
             "attention",
             len(pages),
             attend,
-            Cost(4 * keys * config.kv_width + 4 * tokens * query, 4 * pairs * query),
+            Cost(2 * keys * config.kv_heads * key_bytes + 4 * tokens * query, 4 * pairs * query),
         )
         yield product("output product", attended, delta, [layer.output for layer in attention], hidden, query)
         if feed_forward:
@@ -336,11 +347,13 @@ class Bench:
         return found
 
 
-def measure(bench: Bench, batches: Sequence[int], prefill: Sequence[int], *, kernels: bool) -> dict[str, Any]:
+def measure(
+    bench: Bench, batches: Sequence[int], prefill: Sequence[int], *, context: int, kernels: bool
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch in batches:
-        rows = [(CONTEXT - 1, 1)] * batch
-        found[f"decode_{batch}"] = bench.report(f"decode, batch {batch}, context {CONTEXT}", rows, kernels=kernels)
+        rows = [(context - 1, 1)] * batch
+        found[f"decode_{batch}"] = bench.report(f"decode, batch {batch}, context {context}", rows, kernels=kernels)
     print()
     for batch in batches if kernels else []:
         found[f"sampling_{batch}_us"] = bench.sampling(batch)
@@ -357,15 +370,21 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 128, 256])
     parser.add_argument("--prefill", type=int, nargs="*", default=[2048])
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of a decode row, 2,048 at most")
     parser.add_argument("--library", action="store_true", help="products by cuBLASLt alone")
     parser.add_argument("--overlap", action="store_true", help="launches overlap")
+    parser.add_argument("--kv-cache", choices=get_args(Precision), default="bf16")
     parser.add_argument("--steps", action="store_true", help="whole steps alone")
     parser.add_argument("--json", type=Path, help="write results there too")
     arguments, found = parser.parse_args(), {}
     for name in arguments.models:
-        bench = Bench(MODELS[name], skinny=not arguments.library, overlap=arguments.overlap)
-        print(f"\n{name} on {bench.device.name} {bench.device.arch}")
-        found[name] = measure(bench, arguments.batches, arguments.prefill, kernels=not arguments.steps)
+        bench = Bench(
+            MODELS[name], skinny=not arguments.library, overlap=arguments.overlap, kv_cache=arguments.kv_cache
+        )
+        print(f"\n{name} on {bench.device.name} {bench.device.arch}, KV cache {arguments.kv_cache}")
+        found[name] = measure(
+            bench, arguments.batches, arguments.prefill, context=arguments.context, kernels=not arguments.steps
+        )
         del bench  # its device memory
     write_json(arguments.json, "gpu_kernels", found)
 

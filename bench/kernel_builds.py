@@ -80,6 +80,7 @@ def bench_builds() -> Iterator[Build]:
     for config in (*MODELS.values(), *SMALL_MODELS.values()):
         yield from builds_of(Geometry(config))
     llama = Geometry(MODELS["llama3-8b"])
+    yield from builds_of(replace(llama, kv_cache="fp8"))  # bench/attention.py and bench/gpu_kernels.py
     yield from builds_of(replace(llama, page_size=128))  # bench/attention.py
     for build in builds_of(llama):
         for trigger in (1, 2):

@@ -42,5 +42,6 @@ def run(bench: KernelBench, stream: Stream, qkv: int, pages: int, layer: int = 0
         layer_pages=pages,
         pages=bench.pages,
         out=out.pointer,
+        scales=bench.scales,
     )
     return bfloat16_of(out, bench.tokens, model.heads, model.head_dim)

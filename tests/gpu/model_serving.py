@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from services.gpu_engine.cuda.assemble import Model, SchedulerPlace, assemble
-from services.gpu_engine.engine import EngineLimits
+from services.gpu_engine.engine import EngineLimits, Precision
 from services.ring import _atomics, schema
 from services.ring.header import RingInfo, RingStatus, read_status
 from services.ring.memory import MemoryTransport
@@ -81,6 +81,7 @@ def serving_model(
     slots: int = 256,
     arena_bytes: int = 1 << 23,
     stored_fp8: frozenset[str] = frozenset(),
+    kv_cache: Precision = "bf16",
 ) -> Iterator[Client]:
     """An engine that is READY and has one lane; stopped at the end."""
     geometry = RingGeometry(lanes=1, slots_per_lane=slots, arena_bytes=arena_bytes, log_entries=1 << 14)
@@ -95,6 +96,7 @@ def serving_model(
             progress=lambda *_: None,
             scheduler=scheduler,
             stored_fp8=stored_fp8,
+            kv_cache=kv_cache,
         )
         try:
             engine.start()

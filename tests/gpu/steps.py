@@ -14,14 +14,17 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Buffer, Device
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.kernels import Kernels
+from services.gpu_engine.cuda.kv_scales import NO_SCALES, CKvScales
 from services.gpu_engine.cuda.step_arrays import ROW_SAMPLING, HostStep, StepArrays, StepLimits
 from services.gpu_engine.models.config import ModelConfig
+from services.gpu_engine.models.float8 import VALUES, to_e4m3
 
 Floats = NDArray[np.float64]
 Rows = Sequence[tuple[int, int]]
 """(tokens already in the KV cache, tokens of this step) of each row."""
 
-POISON = 0xFF  # NaN in bf16 and in float32
+POISON = 0xFF  # NaN in e4m3, bf16, IEEE half and float32
+KV_SCALES = CKvScales(0.37, 1.7)  # of FP8 caches in tests
 
 
 def config(**changes: Any) -> ModelConfig:
@@ -84,16 +87,21 @@ def ragged_step(
 
 
 class KernelBench:
-    """One geometry's kernels over a step of given rows."""
+    """One geometry's kernels over a step of given rows.
+
+    Attributes:
+        scales: of the KV cache.
+    """
 
     def __init__(
         self, device: Device, compiler: Compiler, rng: np.random.Generator, rows: Rows, **changes: Any
     ) -> None:
-        page_size = changes.pop("page_size", 16)
+        page_size, kv_cache = changes.pop("page_size", 16), changes.pop("kv_cache", "bf16")
         division = {name: changes.pop(name) for name in ("segment_keys", "divided_tiles") if name in changes}
         self.rng, self.rows = rng, rows
         self.config = config(**changes)
-        self.geometry = Geometry(self.config, page_size)
+        self.geometry = Geometry(self.config, page_size, kv_cache)
+        self.scales = KV_SCALES if kv_cache == "fp8" else NO_SCALES
         self.tokens = sum(count for _, count in rows)
         width = -(-max(sum(row) for row in rows) // page_size) + 1
         self.pages = sum(-(-sum(row) // page_size) for row in rows) + 3
@@ -128,6 +136,16 @@ class KernelBench:
         bits = to_bfloat16((self.rng.standard_normal(shape) * scale).astype(np.float32))
         return Buffer.of(bits), from_bfloat16(bits).astype(np.float64)
 
+    def random_projection(self, scale: float = 1.0) -> tuple[Buffer, Floats]:
+        """What the rotary kernel leaves of the fused projection, and its queries, [tokens, heads, head_dim]."""
+        model, shape = self.config, (self.tokens, self.geometry.qkv_width)
+        if self.geometry.kv_cache == "fp8":
+            halves = (self.rng.standard_normal(shape) * scale).astype(np.float16)
+            buffer, held = Buffer.of(halves.view(np.uint16)), halves.astype(np.float64)
+        else:
+            buffer, held = self.random(*shape, scale=scale)
+        return buffer, held[:, : model.query_width].reshape(self.tokens, model.heads, model.head_dim)
+
     def random_cache(self) -> tuple[Buffer, Floats]:
         """One layer's pages: random where a row's earlier or present tokens lie, poison elsewhere.
 
@@ -136,13 +154,18 @@ class KernelBench:
         """
         model, size = self.config, self.geometry.page_size
         shape = (self.pages, 2, model.kv_heads, size, model.head_dim)
-        bits = to_bfloat16(self.rng.standard_normal(shape).astype(np.float32))
+        values = self.rng.standard_normal(shape).astype(np.float32)
         used = np.zeros((self.pages, size), bool)
         for row, (computed, count) in enumerate(self.rows):
             positions = np.arange(computed + count)
             line = self.step.page_table[self.step.sequence[row]]
             used[line[positions // size], positions % size] = True
-        bits[np.broadcast_to(~used[:, None, None, :, None], shape)] = 0xFFFF
+        values[np.broadcast_to(~used[:, None, None, :, None], shape)] = np.nan
+        if self.geometry.kv_cache == "fp8":
+            scales = np.array([self.scales.key, self.scales.value], np.float32).reshape(2, 1, 1, 1)
+            codes = to_e4m3(values / scales)
+            return Buffer.of(codes), VALUES[codes].astype(np.float64) * scales
+        bits = to_bfloat16(values)
         return Buffer.of(bits), from_bfloat16(bits).astype(np.float64)
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 from services.gpu_engine.cuda.attention_work import BLOCK_KEYS, TILE_ROWS
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Stream
+from services.gpu_engine.engine import Precision
 from tests.gpu.attention import BF16_ERROR, attend, run
 from tests.gpu.steps import Floats, KernelBench, Rows, relative_error
 
@@ -23,13 +24,12 @@ WHOLE = 0xFFFFFFFF
 
 def random_step(bench: KernelBench) -> tuple[int, int, Floats, object]:
     """Addresses of a random projection and of random pages, what attention must make of them, and their owners."""
-    model = bench.config
-    qkv, fused = bench.random(bench.tokens, bench.geometry.qkv_width, scale=2.0)
+    qkv, queries = bench.random_projection(scale=2.0)
     pages, cache = bench.random_cache()
-    queries = fused[:, : model.query_width].reshape(bench.tokens, model.heads, model.head_dim)
     return qkv.pointer, pages.pointer, attend(bench, queries, cache), (qkv, pages)
 
 
+@pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
 @pytest.mark.parametrize("rows", MIXES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 @pytest.mark.parametrize("segment_keys", [128, 256, 640])
@@ -43,8 +43,11 @@ def test_segments_are_right_and_have_the_same_bits_in_one_block_and_in_many(
     kv_heads: int,
     head_dim: int,
     segment_keys: int,
+    kv_cache: Precision,
 ) -> None:
-    bench = KernelBench(device, compiler, rng, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    bench = KernelBench(
+        device, compiler, rng, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, kv_cache=kv_cache
+    )
     qkv, pages, expected, _kept = random_step(bench)
     results = []
     for divided_tiles in (0, 5, 64):  # none; some of the rows; all
@@ -69,13 +72,19 @@ def test_a_short_context_has_the_same_bits_beside_the_first_border_of_segments(
     np.testing.assert_array_equal(run(bench, stream, qkv, pages)[:56], behind[:56])
 
 
+@pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
 @pytest.mark.parametrize("divided_tiles", [0, 64])
 def test_many_splits_beside_many_tiles(
-    device: Device, stream: Stream, compiler: Compiler, rng: np.random.Generator, divided_tiles: int
+    device: Device,
+    stream: Stream,
+    compiler: Compiler,
+    rng: np.random.Generator,
+    divided_tiles: int,
+    kv_cache: Precision,
 ) -> None:
     rows = [(int(done), 1) for done in rng.integers(0, 1500, 300)] + [(0, 700), (1200, 90), (0, 33)]
     rng.shuffle(rows)
-    bench = KernelBench(device, compiler, rng, rows, heads=16, kv_heads=8, head_dim=64)
+    bench = KernelBench(device, compiler, rng, rows, heads=16, kv_heads=8, head_dim=64, kv_cache=kv_cache)
     bench.divide(segment_keys=512, divided_tiles=divided_tiles)
     qkv, pages, expected, _kept = random_step(bench)
     overlapping = Stream(overlap=True)

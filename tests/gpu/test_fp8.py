@@ -1,4 +1,5 @@
-"""FP8 weights on the GPU: exact codes, the bits of bf16 products of dequantized weights, and a model's tokens."""
+"""FP8 weights on the GPU: exact codes, the bits of bf16 products of dequantized weights; a model's tokens, with FP8
+pages too."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from services.gpu_engine.cuda.fp8_matrix import SCALE_COLUMNS, Fp8Matrix
 from services.gpu_engine.cuda.fp8_products import MOST_TOKENS, Fp8Products
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
-from services.gpu_engine.engine import EngineLimits
+from services.gpu_engine.engine import EngineLimits, Precision
 from services.gpu_engine.models.checkpoint import Checkpoint
 from services.gpu_engine.models.float8 import VALUES, to_e4m3
 from services.gpu_engine.models.fp8_weights import Fp8Weights
@@ -158,9 +159,13 @@ def test_a_product_with_swiglu_has_the_bits_of_the_two_kernels(
 
 
 @pytest.mark.model
-def test_a_models_greedy_tokens_are_those_of_the_cpu_engine_wherever_they_are_clear(smollm2: Checkpoint) -> None:
-    model, prompts, count = Fp8Weights(smollm2), [golden["prompt"] for golden in GOLDENS[:6]], 16
-    executor = Executor(model, threads=8, sequences=len(prompts), context=512)
+@pytest.mark.parametrize(("weights", "kv_cache"), [("fp8", "bf16"), ("bf16", "fp8"), ("fp8", "fp8")])
+def test_a_models_greedy_tokens_are_those_of_the_cpu_engine_wherever_they_are_clear(
+    smollm2: Checkpoint, weights: Precision, kv_cache: Precision
+) -> None:
+    prompts, count = [golden["prompt"] for golden in GOLDENS[:6]], 16
+    model = Fp8Weights(smollm2) if weights == "fp8" else smollm2
+    executor = Executor(model, threads=8, sequences=len(prompts), context=512, fp8_kv=kv_cache == "fp8")
     logits = executor.run(dict(enumerate(prompts)))
     expected: list[list[int]] = [[] for _ in prompts]
     margins: list[list[float]] = [[] for _ in prompts]
@@ -180,7 +185,7 @@ def test_a_models_greedy_tokens_are_those_of_the_cpu_engine_wherever_they_are_cl
         lease_timeout_ms=10_000,
     )
     same = 0
-    with serving_model(model, limits, stored_fp8=model.fp8_names()) as client:
+    with serving_model(model, limits, stored_fp8=model.fp8_names(), kv_cache=kv_cache) as client:
         streams = [client.submit(prompt, count) for prompt in prompts]
         client.finish()
     for stream, tokens, margin in zip(streams, expected, margins, strict=True):

@@ -20,6 +20,8 @@ from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.step_arrays import HostStep, StepArrays, StepLimits
 from services.gpu_engine.cuda.tensor_map import CTensorMap, tensor_map
 from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.engine import Precision
+from services.gpu_engine.models.float8 import to_e4m3
 from tests.gpu.steps import POISON, as_array, config, sampling_rows
 
 LIMITS = StepLimits(tokens=256, rows=36, pages_per_sequence=80)
@@ -48,21 +50,28 @@ MODELS: dict[str, dict[str, Any]] = {
 
 class Bench:
     def __init__(
-        self, device: Device, compiler: Compiler, changes: dict[str, Any], limits: StepLimits = LIMITS
+        self,
+        device: Device,
+        compiler: Compiler,
+        changes: dict[str, Any],
+        kv_cache: Precision = "bf16",
+        limits: StepLimits = LIMITS,
     ) -> None:
         self.config = config(**changes, layers=2)
         source = RandomWeights(self.config)
         self.arrays = StepArrays(limits)
         self.executor = StepExecutor(
             device,
-            Geometry(self.config),
+            Geometry(self.config, kv_cache=kv_cache),
             source.layers,
             DeviceWeights(source),
             step=self.arrays.addresses,
             limits=limits,
             pages=limits.rows * limits.pages_per_sequence,
             compiler=compiler,
+            kv_scales=[(0.3, 1.9), (1.0, 0.25)],
         )
+        self.kv_cache = kv_cache
         self.stream = Stream()
 
     def decode(self, lengths: list[int], rng: np.random.Generator) -> HostStep:
@@ -98,16 +107,21 @@ class Bench:
         return self.executor.activations.logits.download(np.float32, shape), self.arrays.result(step.samples).tokens
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[(name, kv_cache) for kv_cache in ("bf16", "fp8") for name in MODELS], ids=str)
 def bench(request: pytest.FixtureRequest, device: Device, compiler: Compiler) -> Bench:
-    return Bench(device, compiler, MODELS[request.param])
+    name, kv_cache = request.param
+    return Bench(device, compiler, MODELS[name], kv_cache)
 
 
 def fill_cache(bench: Bench, rng: np.random.Generator) -> None:
-    """Keys and values between -2 and 2."""
+    """Keys and values between -2 and 2, or normal ones in FP8."""
     cache = bench.executor.cache
-    words = rng.integers(0, 1 << 14, 1 << 20) | rng.integers(0, 2, 1 << 20) << 15
-    cache.upload(np.resize(words.astype(np.uint16), cache.nbytes // 2))
+    if bench.kv_cache == "fp8":
+        stored = to_e4m3(rng.standard_normal(1 << 20).astype(np.float32))
+    else:
+        words = rng.integers(0, 1 << 14, 1 << 20) | rng.integers(0, 2, 1 << 20) << 15
+        stored = words.astype(np.uint16).view(np.uint8)
+    cache.upload(np.resize(stored, cache.nbytes))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 31, MOST_ROWS])
@@ -116,16 +130,16 @@ def test_a_fused_step_has_the_bits_of_separate_kernels(bench: Bench, rng: np.ran
     lengths = rng.integers(1, CONTEXT, rows).tolist()
     lengths[0], lengths[-1] = 1, CONTEXT  # the shortest and the longest
     step = bench.decode(lengths, rng)
-    cache = bench.executor.cache.download(np.uint16, (bench.executor.cache.nbytes // 2,))
+    cache = bench.executor.cache.download(np.uint8, (bench.executor.cache.nbytes,))
     expected = bench.run(step, fused=False)
     assert np.isfinite(expected[0]).all()
-    after = bench.executor.cache.download(np.uint16, cache.shape)
+    after = bench.executor.cache.download(np.uint8, cache.shape)
     for _ in range(5):
         bench.executor.cache.upload(cache)
         logits, tokens = bench.run(step, fused=True)
         np.testing.assert_array_equal(logits, expected[0])
         np.testing.assert_array_equal(tokens, expected[1])
-    np.testing.assert_array_equal(bench.executor.cache.download(np.uint16, cache.shape), after)
+    np.testing.assert_array_equal(bench.executor.cache.download(np.uint8, cache.shape), after)
 
 
 def test_a_captured_fused_step_serves_any_rows_up_to_its_bucket(bench: Bench, rng: np.random.Generator) -> None:
@@ -156,7 +170,7 @@ def test_no_copy_reaches_beyond_the_buffers_of_a_small_step(
         return tensor_map(address, shape=shape, strides=strides, box=box)
 
     monkeypatch.setattr(fused_decode, "tensor_map", noted)
-    bench = Bench(device, compiler, {}, StepLimits(tokens=24, rows=3, pages_per_sequence=2))
+    bench = Bench(device, compiler, {}, limits=StepLimits(tokens=24, rows=3, pages_per_sequence=2))
     held = [(buffer.pointer, buffer.pointer + buffer.nbytes) for buffer in vars(bench.executor.activations).values()]
     inside = [(first, end, limit) for first, end in maps for begin, limit in held if begin <= first < limit]
     assert len(inside) == 5 * len(fused_decode.WIDTHS)  # the inputs of all products

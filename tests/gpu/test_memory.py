@@ -49,6 +49,10 @@ class Zeros:
         self.config = config(layers=4, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn=4096, vocabulary=32_000)
         self.layers: tuple[Layer, ...] = llama(self.config)
 
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        del layer
+        return 1.0, 1.0
+
     def tensors(self, progress: Progress | None = None) -> Iterator[tuple[TensorSpec, StoredTensor]]:
         for spec in tensors_of(self.layers):
             rows, columns = (1, *spec.shape)[-2:]
