@@ -41,9 +41,7 @@ class Admission:
             if node.free >= 0:
                 continue
             leavers = self._giving_way(node, list(node.grants))
-            if (
-                reason is Reason.CORES_RECLAIMED
-            ):  # who has not got in yet, as a resize was refused, goes before who runs
+            if reason is Reason.CORES_RECLAIMED:  # who has not got in yet goes before who runs
                 leavers.sort(key=lambda tenant: not tenant.pod_pending)
             for tenant in leavers:
                 if node.free >= 0:

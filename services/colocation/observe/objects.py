@@ -35,6 +35,9 @@ Object = Mapping[str, Any]
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 ALL_DAYS = frozenset(range(7))
 ENDED = frozenset({"Succeeded", "Failed"})
+# Fields of a Job's status that say it has, or had, a pod. The Job's controller sees a pod's end a second late: until
+# then the Job counts as "active" a pod that is known to be gone.
+_HAD_A_POD = ("active", "terminating", "uncountedTerminatedPods", "failed", "succeeded")
 
 
 def instant(text: str | None) -> datetime | None:
@@ -112,7 +115,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
     staying = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
     placement = placement_of(job, staying)
     pending = placement is not None and not any((p.get("spec") or {}).get("nodeName") for p in staying)
-    since, why = _waits_to_start(job, staying) if pending else (None, "")
+    since, why = _waits_to_start(job, staying) if pending and job is not None else (None, "")
     return Tenant(
         key=Key(thing["metadata"]["namespace"], thing["metadata"]["name"]),
         pool=spec["pool"],
@@ -138,14 +141,17 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
     )
 
 
-def _waits_to_start(job: Object | None, pods: list[Object]) -> tuple[datetime | None, str]:
-    """Since when a released Job's pod is not scheduled, or not even made, and why; never of a Job that backs off."""
+def _waits_to_start(job: Object, pods: list[Object]) -> tuple[datetime | None, str]:
+    """Since when a released Job's pod is not scheduled, or not even made, and why.
+
+    A Job that Kueue holds does not wait to start, nor one that has had a pod: it backs off, or is about to end.
+    """
     if pods:
         conditions = [each for pod in pods for each in (pod.get("status") or {}).get("conditions") or ()]
         told = [each.get("message", "") for each in conditions if each["type"] == "PodScheduled"]
         return min(map(created, pods)), next(filter(None, told), "it is not scheduled")
-    status = (job or {}).get("status") or {}
-    if status.get("failed") or status.get("succeeded"):
+    status = job.get("status") or {}
+    if job["spec"].get("suspend") or any(status.get(each) for each in _HAD_A_POD):
         return None, ""
     return instant(status.get("startTime")), "its Job's events say why it has no pod"
 
@@ -169,8 +175,9 @@ def resize_refused(pod: Object) -> bool:
 
 
 def cores_of(pod: Object) -> int:
-    """Whole cores of a tenant's pod: what it asks for, or what it has where that was refused."""
-    holder = pod["status"]["containerStatuses"][0] if resize_refused(pod) else pod["spec"]["containers"][0]
+    """Whole cores of a tenant's pod: what it asks for, or what it has where that was refused and the kubelet tells."""
+    (told, *_) = (pod.get("status") or {}).get("containerStatuses") or ({},)
+    holder = told if resize_refused(pod) and "resources" in told else pod["spec"]["containers"][0]
     return millicores(holder["resources"]["requests"]["cpu"]) // 1000
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from services.colocation.decision.model import Cluster, Node, Outcome, Placement, Tenant
 from services.colocation.errors import InvalidObjectError
+from services.colocation.names import QUEUE_LABEL
 from services.colocation.observe.quantities import millicores, pod_millicores
 from services.colocation.observe.store import Store
 from tests.colocation.objects import Json, job, newer, node, pod, pool, tenant, tenant_pod
@@ -104,6 +105,8 @@ def test_a_pod_whose_resize_the_kubelet_refused_keeps_what_it_has_and_is_not_ask
     seen = only_tenant(filled(one, of_job=job(suspend=False, node="n0", cores=6)))
     assert seen.placement == Placement("n0", 6)
     assert not seen.resizable
+    silent = {**one, "status": {"containerStatuses": [{"name": "main"}], "conditions": refused}}
+    assert only_tenant(filled(silent, of_job=job(suspend=False, node="n0", cores=6))).placement == Placement("n0", 2)
     later = {**one, "status": {"containerStatuses": has, "conditions": [{**refused[0], "reason": "Deferred"}]}}
     assert only_tenant(filled(later, of_job=job(suspend=False, node="n0", cores=6))).resizable
 
@@ -122,9 +125,31 @@ def test_since_when_a_pod_waits_to_start_is_its_own_age_or_its_jobs() -> None:
     assert only_tenant(filled(tenant_pod(), of_job=released)).pending_since is None
 
 
-def test_a_job_that_backs_off_between_two_pods_is_not_waiting_to_start() -> None:
-    failed = job(suspend=False, node="n0", startTime="2026-03-02T12:30:00Z", failed=1)
-    assert only_tenant(filled(of_job=failed)).pending_since is None
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"failed": 1},  # it backs off between two pods
+        {"active": 1},  # the pod has just ended, and the Job's controller has not looked yet
+        {"uncountedTerminatedPods": {"succeeded": ["uid"]}},
+        {"terminating": 1},
+    ],
+    ids=str,
+)
+def test_a_job_that_has_had_a_pod_is_not_waiting_to_start(status: Json) -> None:
+    had = job(suspend=False, node="n0", startTime="2026-03-02T12:30:00Z", **status)
+    store = filled(tenant_pod(), of_job=had)
+    store.set_pod(newer(tenant_pod(), status={"phase": "Succeeded"}), gone=False)
+    seen = only_tenant(store)
+    assert seen.pod_pending
+    assert seen.pending_since is None
+
+
+def test_a_job_that_kueue_took_back_is_not_waiting_to_start() -> None:
+    held = job(node="n0", startTime="2026-03-02T12:30:00Z", uncountedTerminatedPods={})
+    held["metadata"]["labels"][QUEUE_LABEL] = "queue"
+    seen = only_tenant(filled(of_job=held))
+    assert seen.held_by_kueue
+    assert seen.pending_since is None
 
 
 def test_a_job_that_somebody_released_by_hand_is_not_placed() -> None:
