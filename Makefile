@@ -25,7 +25,7 @@ test: lint types imports model helm
 test-gpu: install model cuda
 	$(BIN)/pytest -m gpu -n 0 tests/gpu
 
-# The same in two and a half minutes on 16 processors, with a summary in docs/gpu-verification.md.
+# The same in some four minutes on 16 processors, with a summary in docs/gpu-verification.md.
 verify-gpu: install model cuda
 	$(BIN)/python -m bench.verify_gpu
 
