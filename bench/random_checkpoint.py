@@ -52,6 +52,8 @@ def roomy_folder(needed: int) -> Path:
 def write_checkpoint(folder: Path, config: ModelConfig, shards: int = SHARDS) -> None:
     """Matrices are normal with a standard deviation of 1 / sqrt(inputs), so that activations keep their size through
     the layers; norms are 1. The weights differ from call to call.
+
+    Raises ValueError for a vocabulary below the bytes, OSError where there is no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hugging_face_config(config)))

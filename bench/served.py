@@ -269,6 +269,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     arguments.host = frozenset(os.sched_getaffinity(0)) - arguments.dpu
     if not arguments.host or not arguments.dpu <= os.sched_getaffinity(0):
         parser.error(f"--dpu-cpus {_list(arguments.dpu)} must be some, not all, of {sorted(os.sched_getaffinity(0))}")
+    if arguments.pairs < 2:
+        parser.error(f"--pairs is {arguments.pairs}, at least 2 are needed: half of them are warm-up")
     return arguments
 
 
@@ -281,7 +283,7 @@ def main() -> None:
             measure(served, arguments, found)
     except KeyboardInterrupt:
         found.faults.append("stopped")
-    except (RuntimeError, AssertionError, CommandError) as error:
+    except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError, CommandError) as error:
         found.faults.append(f"the product: {error}")
     keep(found, arguments)
     print("\n".join(tables(found, arguments)))
