@@ -54,7 +54,7 @@ def stream(target: Target, streams: int, tokens: int, processes: int, url: str |
     scrapes: list[float] = []
     with fleet(processes, target) as readers, ThreadPoolExecutor(1) as pool:
         running = pool.submit(readers.run, requests)
-        connection = http.client.HTTPConnection(urlsplit(url).netloc) if url else None
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10) if url else None
         while connection and not running.done():
             began = time.perf_counter()
             connection.request("GET", "/metrics")

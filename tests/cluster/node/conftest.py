@@ -40,8 +40,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         seen = (each for each in item.funcargs.values() if isinstance(each, Release | Machine))
-        report.sections += [(f"the {type(each).__name__.lower()}", each.diagnosis()) for each in seen]
+        report.sections += [(f"the {type(each).__name__.lower()}", told_by(each)) for each in seen]
     return report
+
+
+def told_by(thing: Release | Machine) -> str:
+    """Its diagnosis; what keeps it from giving one must not hide the test's own failure."""
+    try:
+        return thing.diagnosis()
+    except Exception as error:
+        return f"no diagnosis: {error!r}"
 
 
 @pytest.fixture(scope="session")
