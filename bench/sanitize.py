@@ -7,9 +7,9 @@ with 1 unless every check is clean.
 
 racecheck does not support kernels that the GPU launches: steps that the loop launched never ended under it, and the
 GPU failed. So it watches the loop alone, with products that are all Blink's own, because the tool breaks at cuBLASLt's
-even where it doesn't watch them; what it says of other kernels there does not count, it takes barriers of theirs for
-none. The step's kernels are watched where the host launches them. There a smaller model and load keep the products
-short, whose accesses to shared memory are the most.
+even where it doesn't watch them; what it says of other kernels there does not count. The step's kernels are watched
+where the host launches them. There a smaller model and load keep the products short, whose accesses to shared memory
+are the most.
 
 Checked kernels run tens to thousands of times slower, so the load is one request of each kind (``asks``), and a run
 without the sanitizer comes first: it shows that the load itself works, and leaves behind the compiled kernels and the

@@ -20,7 +20,7 @@ from services.gpu_engine.cuda.fp8_products import Fp8Products
 from services.gpu_engine.cuda.fused_decode import ACTIVATIONS, MOST_ROWS, FusedDecode, FusedMemory, fuses
 from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
-from services.gpu_engine.cuda.kv_scales import CKvScales
+from services.gpu_engine.cuda.kv_scales import NO_SCALES, CKvScales
 from services.gpu_engine.cuda.mixture import MixtureKernels
 from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.sampler import Sampler
@@ -114,7 +114,8 @@ class StepExecutor:
         self._geometry = geometry
         self.pages = pages
         self._layer_bytes = pages * geometry.layer_page_bytes
-        self._kv_scales = [CKvScales(*pair) for pair in kv_scales or [(1.0, 1.0)] * geometry.config.layers]
+        layers_scales = [CKvScales(*pair) for pair in kv_scales or ()]
+        self._kv_scales = layers_scales or [NO_SCALES] * geometry.config.layers
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
         self.products = MatrixProducts(device, SkinnyGemm(device, compiler) if skinny else None, compiler.cache)
         self._fp8: Fp8Products | None = None
