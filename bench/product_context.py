@@ -153,7 +153,7 @@ class ContextBench:
 
     def _in_context(self, products: MatrixProducts, seen: Seen, launch: Callable[..., None]) -> None:
         layers = excerpt_of(self.model.layers)
-        choose(products, seen, lambda _: launch(layers=layers), self.clock)
+        choose(products, seen, lambda _: launch(layers=layers), self.clock, {})
 
     def measure(self, tokens: int, rounds: int) -> dict[str, Any]:
         """Milliseconds and ways by chooser and carve-out; exits with 1 when logits differ."""

@@ -18,6 +18,7 @@ from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.cuda.graph_cache import DecodeSteps, Record, default_buckets
 from services.gpu_engine.cuda.host_loop.loop import HostLoop
 from services.gpu_engine.cuda.memory_plan import memory_parts, require_device_memory
+from services.gpu_engine.cuda.phases import Phases
 from services.gpu_engine.cuda.ring_memory import GpuRing, RingPlace
 from services.gpu_engine.cuda.step_arrays import StepLimits
 from services.gpu_engine.cuda.step_loop import LoopConfig, StepLoop
@@ -78,30 +79,35 @@ def assemble(
         CheckpointError
     """
     limits.check()
-    device = Device()
+    phases = Phases()
+    with phases.of("device"):
+        device = Device()
     geometry = Geometry(model.config, limits.page_size, kv_cache)
     compiler = Compiler(device.arch, default_cache())
     config = LoopConfig(**limits.scheduler_settings(model.config.eos_ids, decodes_exactly=False))
-    loop, ring = make_loop(
-        scheduler, device, compiler, config=config, region=region, epoch=epoch, ring_place=ring_place
-    )
+    with phases.of("control loop"):
+        loop, ring = make_loop(
+            scheduler, device, compiler, config=config, region=region, epoch=epoch, ring_place=ring_place
+        )
     step_limits = StepLimits(limits.max_batched_tokens, limits.max_running, loop.step.pages_per_sequence)
     fp8 = fp8_stacks(model.layers, stored_fp8)
     parts = memory_parts(model.layers, geometry, step_limits, limits.kv_pages, fp8)
     require_device_memory(parts, device.free_bytes(), geometry, limits.context)
-    weights = DeviceWeights(model, partial(progress, "loading weights"), fp8)
-    executor = StepExecutor(
-        device,
-        geometry,
-        model.layers,
-        weights,
-        step=loop.step,
-        limits=step_limits,
-        pages=limits.kv_pages,
-        compiler=compiler,
-        kv_scales=[model.kv_scales(layer) for layer in range(model.config.layers)],
-        fp8_scratch=scratch_bytes(model.layers, fp8),
-    )
+    with phases.of("weights"):
+        weights = DeviceWeights(model, partial(progress, "loading weights"), fp8)
+    with phases.of("kernels"):
+        executor = StepExecutor(
+            device,
+            geometry,
+            model.layers,
+            weights,
+            step=loop.step,
+            limits=step_limits,
+            pages=limits.kv_pages,
+            compiler=compiler,
+            kv_scales=[model.kv_scales(layer) for layer in range(model.config.layers)],
+            fp8_scratch=scratch_bytes(model.layers, fp8),
+        )
 
     def record(stream: Stream, bucket: int, layers: Sequence[Layer] | None = None) -> None:
         executor.launch(stream, bucket, min(bucket, limits.max_running), layers)
@@ -109,17 +115,19 @@ def assemble(
     buckets, decode = default_buckets(limits.max_batched_tokens), None
     if most := min(executor.fused_rows, limits.max_running):
         decode = DecodeSteps(executor.launch_decode, default_buckets(most))
-    executor.activations.randomize()
     excerpt = partial(record, layers=excerpt_of(model.layers))
     choosing = partial(progress, "choosing matrix products")
-    warm_up(compiler, executor.products, buckets, record, excerpt, progress=choosing)
-    if decode:
-        for rows in decode.buckets:
-            decode.record(Stream(), rows)
-        device.synchronize()
-    graphs = loop.capture(
-        around(record), buckets, partial(progress, "capturing step graphs"), decode and decode.around(around)
-    )
+    with phases.of("products"):
+        executor.activations.randomize()
+        warm_up(compiler, executor.products, buckets, record, excerpt, progress=choosing)
+    with phases.of("graphs"):
+        if decode:
+            for rows in decode.buckets:
+                decode.record(Stream(), rows)
+            device.synchronize()
+        graphs = loop.capture(
+            around(record), buckets, partial(progress, "capturing step graphs"), decode and decode.around(around)
+        )
     log.info(
         "loaded",
         gpu=device.name,
@@ -131,6 +139,7 @@ def assemble(
         graphs=len(graphs.buckets) + len(graphs.decode_buckets),
         graph_bytes=graphs.nbytes,
         free_bytes=device.free_bytes(),
+        seconds=phases.seconds(),
     )
     transport = MemoryTransport(region) if ring is None else ring.transport
     return CudaEngine(loop, transport, (ring, executor), None if ring is None else ring.moved())
