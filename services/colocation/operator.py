@@ -123,7 +123,16 @@ async def _act(settings: OperatorSettings, store: Store, watched: Watched, api: 
         executor = Executor(api, store, settings.replica, settings.priority_class, kueue=kueue)
         slo = SloWatch(settings.scrape_timeout)
         limit = timedelta(seconds=settings.start_limit)
-        reconciler = Reconciler(store, api, executor, slo, metrics, resizable=resizable, start_limit=limit)
+        reconciler = Reconciler(
+            store,
+            api,
+            executor,
+            slo,
+            metrics,
+            resizable=resizable,
+            start_limit=limit,
+            sweep_seconds=settings.sweep,
+        )
         while True:
             watched.changed.clear()
             try:

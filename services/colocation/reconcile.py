@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
@@ -11,13 +12,27 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.apply.api import Api, Json, describe
 from services.colocation.apply.executor import CALL_ERRORS, Executor
-from services.colocation.apply.status import differs, invalid_status, pool_status, tenant_status
-from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Plan, Release, Resize, Suspend
+from services.colocation.apply.status import differs, pool_status, tenant_status
+from services.colocation.apply.sweep import Sweep
+from services.colocation.decision.actions import (
+    Action,
+    CreateJob,
+    Evict,
+    Fail,
+    Phase,
+    Plan,
+    Reason,
+    Release,
+    Resize,
+    Suspend,
+    TenantReport,
+)
 from services.colocation.decision.decide import decide
-from services.colocation.decision.model import START_LIMIT, Cluster, Key
+from services.colocation.decision.model import START_LIMIT, Cluster, Key, Tenant
+from services.colocation.errors import InvalidObjectError
 from services.colocation.metrics import OperatorMetrics
 from services.colocation.names import FINALIZER
-from services.colocation.observe.objects import Object
+from services.colocation.observe.objects import NO_POD, Object
 from services.colocation.observe.store import Store
 from services.colocation.slo.watch import SloWatch
 from services.common.logging import get_logger
@@ -25,6 +40,8 @@ from services.common.logging import get_logger
 # Cores are taken before they are given.
 _FIRST, _THEN, _LAST = (Suspend, Evict, Fail), (Resize, CreateJob), (Release,)
 MOVES = (Release, Resize, Suspend, Evict, Fail)
+# What the API server will say to the same Job again.
+_REFUSALS = {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}
 
 
 class Reconciler:
@@ -40,6 +57,7 @@ class Reconciler:
         *,
         resizable: bool,
         start_limit: timedelta = START_LIMIT,
+        sweep_seconds: float = 300.0,
     ) -> None:
         self._store = store
         self._api = api
@@ -48,22 +66,27 @@ class Reconciler:
         self._metrics = metrics
         self._resizable = resizable
         self._start_limit = start_limit
+        self._sweep = Sweep(api, store, sweep_seconds)
+        self._refused: dict[Key, str] = {}  # in this round, with why
         self._log = get_logger()
 
     async def round(self) -> Plan:
         """Never raises for what the API server refuses or does not answer: it is counted, logged and tried again."""
         guards = {n: p["spec"]["sloGuard"] for n, p in self._store.pools.items() if "sloGuard" in p["spec"]}
         await self._slo.look(guards)
+        await self._try("sweep", self._sweep.when_due)
         with self._metrics.reconcile.labels("decide").time():
             cluster = self._store.cluster(datetime.now(UTC), self._slo.readings, self._resizable, self._start_limit)
+            cluster = await self._with_reasons(cluster)
             plan = decide(cluster)
         self._metrics.show(plan, cluster.pools)
         with self._metrics.reconcile.labels("apply").time():
             await self._claim_objects()
+            self._refused.clear()
             done: set[Key] = set()
             short: set[str] = set()  # nodes on which a tenant did not give what it was to give
             for kinds in (_FIRST, _THEN, _LAST):
-                acts = [action for action in plan.actions if isinstance(action, kinds)]
+                acts = [a for a in plan.actions if isinstance(a, kinds) and a.key not in self._refused]
                 acts = [action for action in acts if not (isinstance(action, Release) and action.node in short)]
                 for action, well in zip(acts, await self._all(acts), strict=True):
                     if well and isinstance(action, MOVES):
@@ -81,12 +104,52 @@ class Reconciler:
 
     async def _act(self, action: Action) -> bool:
         kind = type(action).__name__
-        well = await self._try(kind, lambda: self._executor.carry_out(action))
+        well = await self._try(kind, lambda: self._carry_out(action))
+        if action.key in self._refused:
+            why = self._refused[action.key]
+            await self._try(
+                "event", lambda: self._executor.explain(replace(action, reason=Reason.REFUSED, message=why))
+            )
         if well:
             self._metrics.actions.labels(kind, action.reason.value).inc()
             await self._try("event", lambda: self._executor.explain(action))
             self._log.info("acted", action=kind, tenant=str(action.key), reason=action.reason, message=action.message)
         return well
+
+    async def _carry_out(self, action: Action) -> None:
+        """Do it, and remember who can't be started as it is: it would be in the way of others for ever."""
+        try:
+            await self._executor.carry_out(action)
+        except ApiException as error:
+            if isinstance(action, CreateJob | Release) and error.status in _REFUSALS:
+                self._refused[action.key] = f"its Job is refused: {describe(error)}"
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # Of one tenant's template, which may be anything that is JSON; others must not suffer for it.
+            self._log.exception("tenant_failed", tenant=str(action.key))
+            self._refused[action.key] = f"no Job can be made of its template: {error!r}"
+            raise InvalidObjectError(self._refused[action.key]) from error
+
+    async def _with_reasons(self, cluster: Cluster) -> Cluster:
+        """Of tenants that are to make room as they got no pod: with what their Job's events say of it."""
+        latest = cluster.now - self._start_limit
+        stuck = [
+            t for t in cluster.tenants if t.pending_why == NO_POD and t.pending_since and t.pending_since <= latest
+        ]
+        if not stuck:
+            return cluster
+        whys = dict(zip(stuck, await asyncio.gather(*map(self._why_no_pod, stuck)), strict=True))
+        return replace(
+            cluster,
+            tenants=tuple(replace(t, pending_why=whys[t]) if t in whys else t for t in cluster.tenants),
+        )
+
+    async def _why_no_pod(self, tenant: Tenant) -> str:
+        try:
+            return await self._api.last_warning(tenant.key, "Job") or NO_POD
+        except CALL_ERRORS as error:
+            self._log.warning("events_unreadable", tenant=str(tenant.key), error=describe(error))
+            return NO_POD
 
     async def _claim_objects(self) -> None:
         """Have nothing deleted before the operator has cleaned up after it."""
@@ -135,10 +198,13 @@ class Reconciler:
 
     async def _report_tenants(self, plan: Plan, now: datetime, done: set[Key], failed: set[Key]) -> None:
         writes = []
-        for key, report in plan.tenants.items():
-            thing = self._store.tenants.get(key)
-            if thing is None or key in failed:  # what was not done is not reported as done
+        for key, planned in plan.tenants.items():
+            thing, refused = self._store.tenants.get(key), self._refused.get(key)
+            if thing is None or (key in failed and refused is None):  # what was not done is not reported as done
                 continue
+            report = planned
+            if refused is not None:
+                report = TenantReport(Phase.WAITING, Reason.REFUSED, refused, queued=planned.queued)
             status = tenant_status(thing, report, now, moved=key in done)
             if differs(thing, status):
                 writes.append(self._write_tenant(key, status))
@@ -161,10 +227,6 @@ class Reconciler:
             if report.guard.stage is not before:
                 text = f"stage {before} -> {report.guard.stage}"
                 await self._try("event", lambda t=thing, m=text: self._executor.tell(t, "TenantPool", "GuardMoved", m))  # type: ignore[misc]
-        for name, why in self._store.invalid.items():
-            if name in self._store.pools:
-                thing = self._store.pools[name]
-                await self._write_pool(thing, invalid_status(thing, why, cluster.now))
 
     async def _write_pool(self, thing: Object, status: dict[str, object]) -> None:
         if not differs(thing, status):
@@ -179,7 +241,7 @@ class Reconciler:
     async def _try(self, what: str, call: Callable[[], Awaitable[object]]) -> bool:
         try:
             await call()
-        except CALL_ERRORS as error:
+        except (*CALL_ERRORS, InvalidObjectError) as error:
             if isinstance(error, ApiException) and error.status == HTTPStatus.NOT_FOUND:
                 return False  # it went meanwhile, and a watch will tell
             self._metrics.failures.labels(what).inc()

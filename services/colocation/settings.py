@@ -22,6 +22,7 @@ class OperatorSettings(ProcessSettings):
     interval: float = Field(5.0, ge=0.1, le=300, description="between two decisions when nothing changes")
     settle: float = Field(0.2, ge=0, le=10, description="from a change to the decision on it, to gather more changes")
     start_limit: float = Field(120.0, ge=1, le=3600, description="for a tenant's pod to be scheduled, once released")
+    sweep: float = Field(300.0, ge=1, le=86_400, description="between two looks for what went unseen by the watches")
     scrape_timeout: float = Field(2.0, ge=0.1, le=30, description="for a gateway to answer with its metrics")
     metrics_port: int = Field(8080, ge=0, le=65_535, description="of the operator's own metrics; 0 for none")
     health_port: int = Field(8081, ge=0, le=65_535, description="of the liveness answer; 0 for none")

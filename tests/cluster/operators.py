@@ -69,6 +69,11 @@ class Operator:
         """At once, in the midst of whatever it does."""
         self._end(signal.SIGKILL)
 
+    def send(self, number: signal.Signals) -> None:
+        """Without waiting for what it does."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 

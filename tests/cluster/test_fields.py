@@ -29,7 +29,7 @@ def pool() -> Json:
     night = {"start": "22:00", "end": "06:00", "days": ["Mon", "Fri"]}
     return pool_manifest(
         serving={"baselineCores": 2, "reservedCores": 1},
-        ceilings={"cpuPercent": 50, "memoryBandwidthMBps": 100_000},
+        ceilings={"cpuPercent": 50, "memoryBandwidthMBps": 100_000, "rdtClass": "tenants"},
         sloGuard=guard,
         evictionOrder="NewestFirst",
         schedule={"timeZone": "Europe/Berlin", "windows": [night]},
@@ -49,7 +49,11 @@ def tenant() -> Json:
     template = thing["spec"]["template"]
     template["metadata"] = {"labels": {"a": "b"}, "annotations": {"a": "b"}}
     template["spec"]["parallelism"] = 1
-    template["spec"]["template"]["spec"]["restartPolicy"] = "Never"
+    pod = template["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    container["resources"]["limits"] = {"memory": "64Mi"}
+    earlier = {"name": "before", "image": "example.invalid/x", "resources": {"requests": {}, "limits": {}}}
+    pod |= {"restartPolicy": "Never", "affinity": {}, "initContainers": [earlier]}
     return thing
 
 

@@ -39,6 +39,9 @@ BAD_TENANTS: list[tuple[str, Json]] = [
     ("max must be at least min", {"cores": {"min": 4, "max": 3}}),
     ("containers", {"template": template(containers=[{"name": "a", "image": "x"}, {"name": "b", "image": "x"}])}),
     ("nodeName", {"template": template(nodeName="n0")}),
+    ("priorityClassName", {"template": template(priorityClassName="system-node-critical")}),
+    ("operator sizes its container", {"template": template(resources={"requests": {"cpu": "8"}})}),
+    ("sidecars", {"template": template(initContainers=[{"name": "b", "image": "x", "restartPolicy": "Always"}])}),
     ("restartPolicy", {"template": template(restartPolicy="Always")}),
     ("suspend", {"template": {"spec": {**template()["spec"], "suspend": False}}}),
 ]

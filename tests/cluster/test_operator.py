@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import ControlPlane, Json
 from tests.cluster.hollow import FIXED, STUBBORN
 from tests.cluster.metrics_page import MetricsPage
 from tests.cluster.operators import Operator
-from tests.cluster.scene import JOBS, NODES, POOLS, TENANTS, Scene, eventually, tenant_manifest
+from tests.cluster.scene import JOBS, NODES, PODS, POOLS, TENANTS, Scene, eventually, tenant_manifest
 
 GUARD = {"ttftP99Milliseconds": 200, "windowSeconds": 5, "restoreAfterSeconds": 5}
 STABLE_SECONDS = 3.0
+QUOTAS = "/api/v1/namespaces/batch/resourcequotas"
 
 
 def stays(holds: Callable[[], bool], scene: Scene) -> None:
@@ -131,6 +134,18 @@ def impatient(plane: ControlPlane, scene: Scene, tmp_path: Path) -> Iterator[Ope
         scene.clear()
 
 
+@contextlib.contextmanager
+def quota(scene: Scene, hard: Json) -> Iterator[None]:
+    """One named "small", from when it counts."""
+    made = scene.client.create(QUOTAS, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
+    path = f"{QUOTAS}/{made['metadata']['name']}"
+    try:
+        eventually(lambda: scene.client.get(path).get("status", {}).get("used"))
+        yield
+    finally:
+        scene.client.delete(path)
+
+
 def test_a_tenant_whose_pod_no_node_takes_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:
     scene.node("n0", 4)
     scene.pool()
@@ -146,9 +161,7 @@ def test_a_tenant_whose_pod_no_node_takes_makes_room_for_the_next(impatient: Ope
 
 
 def test_a_tenant_whose_pod_a_quota_forbids_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:
-    quotas = "/api/v1/namespaces/batch/resourcequotas"
-    scene.client.create(quotas, {"metadata": {"name": "small"}, "spec": {"hard": {"limits.memory": "1Gi"}}})
-    try:
+    with quota(scene, {"limits.memory": "1Gi"}):
         scene.node("n0", 4)
         scene.pool()
         stuck = tenant_manifest("stuck", 4, priority=900)
@@ -160,8 +173,64 @@ def test_a_tenant_whose_pod_a_quota_forbids_makes_room_for_the_next(impatient: O
         scene.tenant("next", 4)
         scene.running_pod("next")
         assert "NotStarted" in scene.reasons("stuck"), impatient.log()
-    finally:
-        scene.client.delete(f"{quotas}/small")
+
+
+def test_a_tenant_whose_pod_failed_and_whose_next_a_quota_forbids_makes_room_and_says_which_quota(
+    impatient: Operator, scene: Scene
+) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    scene.tenant("stuck", 4, priority=900)
+    first = scene.running_pod("stuck")
+    # The pod that failed does not count any more, but this one does.
+    other = {"metadata": {"name": "other"}, "spec": {"containers": [{"name": "a", "image": "example.invalid/x"}]}}
+    scene.client.create(PODS, other)
+    with quota(scene, {"pods": "1"}):
+        scene.kubelet.finish(first, "Failed")
+        scene.tenant("next", 4)
+        eventually(lambda: "NotStarted" in scene.reasons("stuck"), impatient.log)
+        why = eventually(lambda: scene.status("stuck").get("notStartedWhy"), impatient.log)
+        assert "exceeded quota: small" in why, why
+        scene.client.delete(f"{PODS}/other", {"gracePeriodSeconds": 0})
+        scene.running_pod("next")
+        assert "exceeded quota: small" in scene.phase("stuck", "Waiting")["message"]
+
+
+def test_a_tenant_whose_job_is_refused_says_why_and_stands_in_nobodys_way(impatient: Operator, scene: Scene) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    taken = {"metadata": {"name": "taken"}, "spec": tenant_manifest("x")["spec"]["template"]["spec"]}
+    taken["spec"] = {**taken["spec"], "suspend": True}
+    taken["spec"]["template"]["spec"]["restartPolicy"] = "Never"
+    scene.client.create(JOBS, taken)
+    for name in ("bad", "odd", "taken"):
+        thing = tenant_manifest(name, 4, priority=900)
+        within = thing["spec"]["template"]["spec"]
+        if name == "bad":
+            within["backoffLimit"] = -1
+        if name == "odd":
+            within["template"]["metadata"] = "text"
+        scene.client.create(TENANTS, thing)
+    scene.tenant("good", 4)
+    scene.running_pod("good")
+    for name, why in (("bad", "backoffLimit"), ("odd", "no Job can be made"), ("taken", "already exists")):
+        eventually(lambda name=name: "Refused" in scene.reasons(name), impatient.log)  # type: ignore[misc]
+        assert why in scene.phase(name, "Waiting")["message"]
+    assert "ownerReferences" not in scene.client.get(f"{JOBS}/taken")["metadata"]
+    refusals = impatient.metric("blink_operator_failures_total")
+    stays(lambda: impatient.metric("blink_operator_failures_total") == refusals, scene)
+
+
+def test_a_deadline_that_no_clock_shows_is_said_to_be_none_and_holds_nobody_up(
+    operator: Operator, scene: Scene
+) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    scene.tenant("odd", 1, deadline="0000-01-01T00:00:00Z")
+    scene.tenant("good", 1)
+    scene.running_pod("good")
+    assert "0000-01-01" in scene.phase("odd", "Waiting")["message"]
+    assert not scene.pods("odd")
 
 
 def test_preemption_waits_until_the_victims_pod_has_ended(operator: Operator, scene: Scene) -> None:
@@ -254,10 +323,19 @@ def test_of_two_pools_that_claim_a_node_the_older_has_it_and_the_newer_says(oper
     eventually(lambda: scene.pool_status("late").get("nodes") == 1)
 
 
-def test_a_pool_with_a_time_zone_that_is_none_says_so(operator: Operator, scene: Scene) -> None:
-    scene.pool(schedule={"timeZone": "Mars/Olympus", "windows": [{"start": "20:00", "end": "06:00"}]})
-    eventually(lambda: scene.pool_status().get("conditions"), operator.log)
-    assert "Mars/Olympus" in scene.pool_status()["conditions"][0]["message"]
+def test_a_pool_whose_time_zone_becomes_none_says_so_and_keeps_whom_it_has(operator: Operator, scene: Scene) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    scene.tenant("a", 1)
+    scene.running_pod("a")
+    schedule = {"timeZone": "Mars/Olympus", "windows": [{"start": "20:00", "end": "06:00"}]}
+    scene.client.patch(f"{POOLS}/p", {"spec": {"schedule": schedule}})
+    eventually(lambda: "Mars/Olympus" in scene.pool_status()["conditions"][0]["message"], operator.log)
+    scene.tenant("b", 1)
+    assert "Mars/Olympus" in scene.phase("b", "Waiting")["message"]
+    stays(lambda: len(scene.pods("a")) == 1 and not scene.pods("b"), scene)
+    scene.client.patch(f"{POOLS}/p", {"spec": {"schedule": None}})
+    scene.running_pod("b")
 
 
 def test_a_tenant_that_is_not_done_by_its_deadline_fails(operator: Operator, scene: Scene) -> None:
@@ -268,18 +346,6 @@ def test_a_tenant_that_is_not_done_by_its_deadline_fails(operator: Operator, sce
     scene.running_pod("late")
     assert "deadline" in scene.phase("late", "Failed")["message"]
     eventually(lambda: not scene.pods("late") and not scene.client.items(JOBS))
-
-
-def test_a_job_that_the_api_server_refuses_is_counted_and_holds_nobody_up(operator: Operator, scene: Scene) -> None:
-    scene.node("n0", 4)
-    scene.pool()
-    thing = tenant_manifest("bad", 1)
-    thing["spec"]["template"]["spec"]["backoffLimit"] = -1
-    scene.client.create(TENANTS, thing)
-    scene.tenant("good", 1)
-    scene.running_pod("good")
-    eventually(lambda: operator.metric("blink_operator_failures_total") > 0)
-    assert not scene.pods("bad")
 
 
 def test_a_tenant_and_a_pool_that_are_deleted_leave_nothing(operator: Operator, scene: Scene) -> None:
@@ -329,6 +395,84 @@ def test_an_api_server_that_restarts_is_waited_for(operator: Operator, scene: Sc
     eventually(lambda: scene.status("b").get("phase") == "Running", operator.log)
     scene.running_pod("b")
     assert len(scene.pods("a")) == 1
+
+
+def test_a_pod_that_went_while_the_operator_could_not_watch_is_not_in_its_books_for_ever(
+    plane: ControlPlane, scene: Scene, tmp_path: Path
+) -> None:
+    account = plane.kubeconfig_of("serving", "blink-operator")
+    with Operator(account, tmp_path, sweep="2") as operator:
+        scene.node("n0", 4)
+        scene.pool()
+        container = {"name": "a", "image": "example.invalid/x", "resources": {"requests": {"cpu": "3"}}}
+        pod = {"metadata": {"name": "other"}, "spec": {"nodeName": "n0", "containers": [container]}}
+        scene.client.create(PODS, pod)
+        eventually(lambda: scene.pool_status().get("freedCores") == 1, operator.log)
+        # Its watch will be too old for a server that has begun anew, and the list that it gets then lacks the pod.
+        operator.send(signal.SIGSTOP)
+        plane.stop_api_server()
+        plane.start_api_server()
+        scene.client.delete(f"{PODS}/other", {"gracePeriodSeconds": 0})
+        operator.send(signal.SIGCONT)
+        eventually(lambda: scene.pool_status().get("freedCores") == 4, operator.log)
+        scene.clear()
+
+
+def test_a_node_that_vanishes_takes_its_tenants_along_and_they_start_elsewhere(
+    operator: Operator, scene: Scene
+) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    scene.tenant("a", 2)
+    pod = scene.running_pod("a")
+    scene.node("n1", 4)
+    scene.client.delete(f"{NODES}/n0")
+    eventually(lambda: scene.cores_by_node().get("n1") == 2, lambda: f"{scene.status('a')} {operator.log()}")
+    assert "NodeLost" in scene.reasons("a")
+    eventually(lambda: pod["metadata"]["uid"] not in {each["metadata"]["uid"] for each in scene.pods("a")})
+
+
+def test_a_pool_that_is_edited_under_load_has_no_tenant_hold_what_serving_was_promised(
+    operator: Operator, scene: Scene
+) -> None:
+    for name in ("n0", "n1"):
+        scene.node(name, 8)
+    scene.pool()
+    for index in range(8):
+        scene.tenant(f"t{index}", 2)
+    eventually(lambda: sum(scene.cores_by_node().values()) == 16, operator.log)
+    for baseline, allowed in ((6, 2), (0, 8), (5, 2)):
+        scene.client.patch(f"{POOLS}/p", {"spec": {"serving": {"baselineCores": baseline}}})
+        wanted = {"n0": allowed, "n1": allowed}
+        eventually(lambda w=wanted: scene.cores_by_node() == w, lambda: f"{scene.cores_by_node()} {operator.log()}")  # type: ignore[misc]
+    # The pool gives a node up: nobody stays there.
+    scene.client.patch(f"{POOLS}/p", {"spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}}})
+    eventually(lambda: scene.cores_by_node() == {"n1": 2}, lambda: f"{scene.cores_by_node()} {operator.log()}")
+
+
+def test_one_that_is_deleted_in_the_moment_of_its_release_leaves_nothing(operator: Operator, scene: Scene) -> None:
+    scene.node("n0", 8)
+    scene.pool()
+    for index in range(8):
+        scene.tenant(f"t{index}", 1)
+        time.sleep(0.05 * index)
+        scene.client.delete(f"{TENANTS}/t{index}")
+    eventually(lambda: not scene.client.items(TENANTS), operator.log)
+    eventually(lambda: not scene.client.items(JOBS) and not scene.pods(), operator.log)
+    eventually(lambda: scene.pool_status().get("usedCores") == 0)
+    scene.tenant("whole", 8)
+    scene.running_pod("whole")
+
+
+def test_a_range_that_is_cut_shrinks_the_pod_in_place(operator: Operator, scene: Scene) -> None:
+    scene.node("n0", 8)
+    scene.pool()
+    scene.tenant("a", 2, 8)
+    first = scene.running_pod("a")
+    scene.client.patch(f"{TENANTS}/a", {"spec": {"cores": {"max": 3}}})
+    eventually(lambda: scene.cores_by_node() == {"n0": 3}, operator.log)
+    assert scene.running_pod("a")["metadata"]["uid"] == first["metadata"]["uid"]
+    assert "RangeChanged" in scene.reasons("a")
 
 
 def test_of_two_replicas_one_acts_and_the_other_takes_over(

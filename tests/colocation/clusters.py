@@ -12,6 +12,7 @@ from services.colocation.decision.model import (
     Key,
     Node,
     Objectives,
+    Outcome,
     Placement,
     Pool,
     Preemption,
@@ -77,7 +78,8 @@ def _after(tenant: Tenant, action: Action, then: datetime, stubborn: bool, leavi
             if tenant.placement is not None and stubborn:
                 held = leaving.get(tenant.placement.node, 0)
                 leaving[tenant.placement.node] = held + tenant.placement.cores * 1000
-            return replace(tenant, placement=None, changed=then)
+            outcome = Outcome.FAILED if isinstance(action, Fail) else None
+            return replace(tenant, placement=None, changed=then, outcome=outcome)
 
 
 def held(cluster: Cluster) -> dict[str, int]:

@@ -27,7 +27,13 @@ def job(name: str = "a", suspend: bool = True, node: str = "", cores: int = 2, *
     placed = {NODE_ANNOTATION: node, CORES_ANNOTATION: str(cores)} if node else {}
     container = {"name": "main", "resources": {"requests": {"cpu": str(cores)}}}
     return {
-        "metadata": metadata(name, uid=f"job-{name}", labels={TENANT_LABEL: name}, annotations=placed),
+        "metadata": metadata(
+            name,
+            uid=f"job-{name}",
+            labels={TENANT_LABEL: name},
+            annotations=placed,
+            ownerReferences=[{"uid": f"uid-{name}"}],
+        ),
         "spec": {"suspend": suspend, "template": {"spec": {"containers": [container]}}},
         "status": status,
     }

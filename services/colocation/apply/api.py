@@ -29,6 +29,8 @@ Json = dict[str, Any]
 class Api:
     """``calls`` counts them by verb and resource."""
 
+    WATCHED = (POOLS, TENANTS, "jobs", "nodes", "pods")
+
     def __init__(self, client: ApiClient) -> None:
         self.calls: Counter[str] = Counter()
         self._objects = CustomObjectsApi(client)  # serves any group, not custom ones alone
@@ -104,6 +106,38 @@ class Api:
             self._objects.create_namespaced_custom_object("events.k8s.io", "v1", namespace, "events", event, **_LIMIT),
         )
 
+    async def last_warning(self, key: Key, kind: str) -> str:
+        """What the newest warning among the object's events says; empty where there is none."""
+        fields = {"regarding.kind": kind, "regarding.name": key.name, "type": "Warning"}
+        selector = ",".join(f"{name}={value}" for name, value in fields.items())
+        found = await self._json(
+            "list events",
+            self._objects.list_namespaced_custom_object(
+                "events.k8s.io", "v1", key.namespace, "events", field_selector=selector, **_LIMIT
+            ),
+        )
+        newest: Json = max(found["items"] or (), key=_last_seen, default={})
+        return str(newest.get("note", ""))
+
+    async def names(self, plural: str) -> tuple[set[Key], int]:
+        """All that there are of a kind, out of the API server's cache, and the version at which that was so."""
+        asked = {"resource_version": "0", "_headers": _NAMES_ONLY, **_LIMIT}
+        if plural == "nodes":
+            call = self._core.list_node_without_preload_content(**asked)
+        elif plural == "pods":
+            call = self._core.list_pod_for_all_namespaces_without_preload_content(**asked)
+        else:
+            group, version = ("batch", "v1") if plural == "jobs" else (GROUP, VERSION)
+            call = self._objects.list_cluster_custom_object_without_preload_content(group, version, plural, **asked)
+        answer = await self._call(f"list {plural}", call)
+        text = await answer.read()
+        if answer.status != HTTPStatus.OK:
+            raise ApiException(status=answer.status, reason=answer.reason, body=text.decode(errors="replace"))
+        found = json.loads(text)
+        metadata = [each["metadata"] for each in found["items"] or ()]  # null, where there are none
+        present = {Key(each.get("namespace", ""), each["name"]) for each in metadata}
+        return present, int(found["metadata"]["resourceVersion"])
+
     async def can_resize(self) -> bool:
         """Whether the API server lets a running pod's resources be changed."""
         resources = await self._call("get resources", self._core.get_api_resources(**_LIMIT))
@@ -131,6 +165,13 @@ class Api:
             return await call
 
 
+def _last_seen(event: Json) -> str:
+    """Times of one format sort as text; the recorder of Kubernetes' own controllers still uses the older fields."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
+    return max(each for each in (*times, "") if each is not None)
+
+
 def describe(error: Exception) -> str:
     """One line of what went wrong: the API server's own message where there is one."""
     if isinstance(error, ApiException) and error.body:
@@ -140,3 +181,4 @@ def describe(error: Exception) -> str:
 
 
 _LIMIT: Json = {"_request_timeout": CALL_SECONDS}
+_NAMES_ONLY = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}

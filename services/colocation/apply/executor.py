@@ -9,14 +9,15 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from services.colocation.apply.api import Api, Json
 from services.colocation.apply.jobs import bound, job_cores, job_manifest, placement_annotations, queue_of
-from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Release, Resize, Suspend
+from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Reason, Release, Resize, Suspend
 from services.colocation.decision.model import Key
-from services.colocation.names import CORES_ANNOTATION, GROUP, QUEUE_LABEL, VERSION
+from services.colocation.names import CORES_ANNOTATION, GROUP, QUEUE_LABEL, RDT_ANNOTATION, VERSION
 from services.colocation.observe.objects import Object, queued, timestamp
 from services.colocation.observe.store import Store
 
 CONTROLLER = "blink.dev/operator"
 MAX_NOTE = 1000
+_WARNINGS = {Reason.NOT_STARTED, Reason.REFUSED}
 
 
 class Executor:
@@ -57,7 +58,7 @@ class Executor:
         """Tell the tenant's events what was done, and why."""
         tenant = self._store.tenants.get(action.key)
         if tenant is not None:
-            warning = isinstance(action, Evict | Fail)
+            warning = isinstance(action, Evict | Fail) or action.reason in _WARNINGS
             await self.tell(tenant, "Tenant", action.reason, action.message, warning=warning)
 
     async def finish(self, tenant: Object) -> bool:
@@ -94,15 +95,17 @@ class Executor:
         )
 
     async def _create(self, tenant: Object, cores: int, node: str, queue: str = "") -> Json:
-        job = await self._api.create_job(job_manifest(tenant, cores, node, self._priority_class, queue))
+        manifest = job_manifest(
+            tenant, cores, node, self._priority_class, queue=queue, rdt_class=self._rdt_class(tenant)
+        )
+        job = await self._api.create_job(manifest)
         self._store.set_job(job, gone=False)
         return job
 
     async def _release(self, tenant: Object, action: Release) -> None:
-        job = self._store.jobs.get(action.key)
+        job = self._store.job_of(action.key)
         queue = queue_of(tenant) if self._kueue else ""
-        # Only a Job that never ran may be given another node, and none may be given another size.
-        if job is not None and ((job.get("status") or {}).get("startTime") or job_cores(job) != action.cores):
+        if job is not None and self._is_stale(job, action.cores, self._rdt_class(tenant)):
             await self._remove(action.key)
             job = None
         if job is None:
@@ -118,6 +121,18 @@ class Executor:
         released = {"metadata": metadata, "spec": spec}
         self._store.set_job(await self._api.patch_job(action.key, released), gone=False)
 
+    @staticmethod
+    def _is_stale(job: Object, cores: int, rdt_class: str) -> bool:
+        """Only a Job that never ran may be given another node, and none may be given another size or class."""
+        told = (job["spec"]["template"].get("metadata") or {}).get("annotations") or {}
+        ran = bool((job.get("status") or {}).get("startTime"))
+        return ran or job_cores(job) != cores or bool(rdt_class and told.get(RDT_ANNOTATION) != rdt_class)
+
+    def _rdt_class(self, tenant: Object) -> str:
+        """The class of memory bandwidth that the tenant's pool names."""
+        pool = self._store.pools.get(tenant["spec"]["pool"])
+        return str(((pool or {"spec": {}})["spec"].get("ceilings") or {}).get("rdtClass", ""))
+
     async def _resize(self, key: Key, cores: int) -> None:
         for pod in list(self._store.pods_of(key)):
             metadata = pod["metadata"]
@@ -129,14 +144,14 @@ class Executor:
         self._store.set_job(await self._api.patch_job(key, annotations), gone=False)
 
     async def _suspend(self, key: Key) -> None:
-        job = self._store.jobs.get(key)
+        job = self._store.job_of(key)
         if job is not None and queued(job):
             await self._remove(key)  # Kueue would start it again
         elif job is not None and not job["spec"].get("suspend"):
             self._store.set_job(await self._api.patch_job(key, {"spec": {"suspend": True}}), gone=False)
 
     async def _remove(self, key: Key) -> None:
-        job = self._store.jobs.get(key)
+        job = self._store.job_of(key)
         if job is not None:
             await self._api.delete_job(key, job["metadata"]["uid"])
             self._store.set_job(job, gone=True)

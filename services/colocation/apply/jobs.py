@@ -6,15 +6,27 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from services.colocation.names import CORES_ANNOTATION, GROUP, NODE_ANNOTATION, QUEUE_LABEL, TENANT_LABEL, VERSION
+from services.colocation.names import (
+    CORES_ANNOTATION,
+    GROUP,
+    NODE_ANNOTATION,
+    QUEUE_LABEL,
+    RDT_ANNOTATION,
+    RDT_PREFIX,
+    TENANT_LABEL,
+    VERSION,
+)
 from services.colocation.observe.objects import Object
 
 
-def job_manifest(tenant: Object, cores: int, node: str, priority_class: str, queue: str = "") -> dict[str, Any]:
+def job_manifest(
+    tenant: Object, cores: int, node: str, priority_class: str, *, queue: str = "", rdt_class: str = ""
+) -> dict[str, Any]:
     """A Job that is suspended and, where ``node`` is named, bound to it; ``queue`` hands it to Kueue.
 
     Its container asks for exactly ``cores``, and for as much memory as it may use, so that the pod is Guaranteed and
-    a static CPU manager gives it whole CPUs of its own.
+    a static CPU manager gives it whole CPUs of its own. Containers that run before it get the tenant's minimum, so that
+    the pod never holds more than its container. ``rdt_class`` is the container runtime's class of memory bandwidth.
     """
     metadata, template = tenant["metadata"], tenant["spec"]["template"]
     spec: dict[str, Any] = deepcopy(dict(template["spec"]))
@@ -27,12 +39,18 @@ def job_manifest(tenant: Object, cores: int, node: str, priority_class: str, que
     pod_spec = pod["spec"]
     pod_spec.setdefault("restartPolicy", "Never")
     if priority_class:
-        pod_spec.setdefault("priorityClassName", priority_class)
+        pod_spec["priorityClassName"] = priority_class
     if pod_spec["restartPolicy"] == "Never":
         # A drained node or an eviction is no failure of the tenant's.
         disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         spec.setdefault("podFailurePolicy", {"rules": [disrupted]})
     _size(pod_spec["containers"][0], cores)
+    for earlier in pod_spec.get("initContainers") or ():
+        _size(earlier, min(cores, tenant["spec"]["cores"]["min"]))
+    if rdt_class:
+        own_annotations = pod["metadata"].get("annotations") or {}
+        others = {name: value for name, value in own_annotations.items() if not name.startswith(RDT_PREFIX)}
+        pod["metadata"]["annotations"] = {**others, RDT_ANNOTATION: rdt_class}
     if node:
         pod_spec["affinity"] = bound(pod_spec.get("affinity"), node)
     own = template.get("metadata") or {}

@@ -22,6 +22,7 @@ def tenant_status(thing: Object, report: TenantReport, now: datetime, moved: boo
     before = thing.get("status") or {}
     placed = report.phase is Phase.RUNNING
     reason = (report.reason or report.phase).value
+    not_started = report.reason in {Reason.NOT_STARTED, Reason.REFUSED}
     return {
         "observedGeneration": thing["metadata"]["generation"],
         "phase": report.phase.value,
@@ -31,7 +32,8 @@ def tenant_status(thing: Object, report: TenantReport, now: datetime, moved: boo
         "message": report.message,
         "queuedAt": timestamp(report.queued) or before.get("queuedAt"),
         "changedAt": timestamp(now) if moved else before.get("changedAt"),
-        "notStartedAt": timestamp(now) if report.reason is Reason.NOT_STARTED else before.get("notStartedAt"),
+        "notStartedAt": timestamp(now) if not_started else before.get("notStartedAt"),
+        "notStartedWhy": report.message if not_started else before.get("notStartedWhy"),
         "conditions": _conditions(thing, [("Admitted", placed, reason, report.message)], now),
     }
 
@@ -46,7 +48,9 @@ def pool_status(thing: Object, pool: Pool, report: PoolReport, scrape_error: str
     stage = report.guard.stage
     shown = sorted(report.freed, key=lambda name: (-report.freed[name], name))[:NODES_SHOWN]
     kinds = [
-        ("Ready", has_nodes, "HasNodes" if has_nodes else "NoNodes", f"{len(report.freed)} nodes"),
+        ("Ready", False, "Invalid", pool.invalid)
+        if pool.invalid
+        else ("Ready", has_nodes, "HasNodes" if has_nodes else "NoNodes", f"{len(report.freed)} nodes"),
         (
             "Conflicted",
             bool(lost),
@@ -71,14 +75,6 @@ def pool_status(thing: Object, pool: Pool, report: PoolReport, scrape_error: str
         },
         "byNode": [{"name": n, "freedCores": report.freed[n], "usedCores": report.used[n]} for n in shown],
         "conditions": _conditions(thing, kinds, now),
-    }
-
-
-def invalid_status(thing: Object, why: str, now: datetime) -> Json:
-    """Of a pool that can't be followed."""
-    return {
-        "observedGeneration": thing["metadata"]["generation"],
-        "conditions": _conditions(thing, [("Ready", False, "Invalid", why)], now),
     }
 
 

@@ -32,6 +32,10 @@ class Reason(StrEnum):
     NODE_LOST = "NodeLost"
     NOT_STARTED = "NotStarted"
     TRIED_LATER = "TriedLater"
+    REFUSED = "Refused"
+    INVALID = "Invalid"
+    POOL_INVALID = "PoolInvalid"
+    RANGE_CHANGED = "RangeChanged"
     CORES_RECLAIMED = "CoresReclaimed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from services.colocation.decision.actions import Reason
 from services.colocation.decision.ledger import Grant, NodeCores, PoolCores
-from services.colocation.decision.model import Pool, Preemption, Tenant
+from services.colocation.decision.model import Cluster, Pool, Preemption, Tenant
 from services.colocation.decision.queueing import FairQueue, giving_way
 
 SETTLE = timedelta(seconds=60)  # between two growths of a tenant
-RETRY_AFTER = 5  # start limits, for a tenant whose pod did not start: it holds cores a sixth of the time at most
 PREEMPTORS = 8  # tenants for which others are pushed out in one round
 
 
 class Admission:
     """Changes the grants of ``cores`` step by step; ``removed`` and ``waiting`` (in the queue's order) say why."""
 
-    def __init__(self, pool: Pool, cores: PoolCores, now: datetime, resizable: bool, start_limit: timedelta) -> None:
+    def __init__(self, pool: Pool, cores: PoolCores, cluster: Cluster) -> None:
         self.cores = cores
         self.removed: dict[Tenant, Reason] = {}
         self.waiting: dict[Tenant, Reason] = {}
         self._pool = pool
-        self._now = now
-        self._resizable = resizable
-        self._start_limit = start_limit
+        self._cluster = cluster
+        self._now = cluster.now
+        self._resizable = cluster.resizable
+
+    def keep_within_ranges(self) -> None:
+        """Nobody has more than it asks for now, where pods can be resized."""
+        for node in self.cores.nodes.values():
+            for grant in node.grants.values():
+                if self._resizable and grant.tenant.resizable:
+                    grant.cores = min(grant.cores, grant.tenant.max_cores)
 
     def shrink(self) -> None:
         """Everybody to the minimum, where pods can be resized."""
@@ -63,9 +69,11 @@ class Admission:
         for tenant in queue:
             if closed is not None:
                 self.waiting[tenant] = closed
+            elif tenant.invalid:
+                self.waiting[tenant] = Reason.INVALID
             elif tenant.min_cores > self.cores.largest:
                 self.waiting[tenant] = Reason.TOO_LARGE
-            elif (again := self.tried_again(tenant)) is not None and self._now < again:
+            elif self._cluster.tried_again(tenant) is not None:
                 self.waiting[tenant] = Reason.TRIED_LATER
             elif (node := self.cores.tightest(tenant, kept)) is not None:
                 self._place(tenant, node)
@@ -78,10 +86,6 @@ class Admission:
                 self.waiting[tenant] = Reason.BEHIND_RESERVATION if behind else Reason.NO_ROOM
                 if preemptors < PREEMPTORS and self._preempt(tenant, kept) is not None:
                     preemptors += 1
-
-    def tried_again(self, tenant: Tenant) -> datetime | None:
-        """From when on a tenant whose pod did not start may have cores again."""
-        return tenant.not_started and tenant.not_started + RETRY_AFTER * self._start_limit
 
     def grow(self) -> None:
         """Hand out what is left, one core at a time to whoever of the node has least.

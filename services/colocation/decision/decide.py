@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 from services.colocation.decision.actions import (
     Action,
@@ -19,11 +20,11 @@ from services.colocation.decision.actions import (
     TenantReport,
 )
 from services.colocation.decision.admission import Admission
-from services.colocation.decision.capacity import claim, freed_cores
+from services.colocation.decision.capacity import Claims, claim, freed_cores
 from services.colocation.decision.guard import Verdict, advance, judge, usable
 from services.colocation.decision.ledger import Grant, NodeCores, PoolCores
 from services.colocation.decision.messages import explain
-from services.colocation.decision.model import Cluster, Key, Node, Outcome, Pool, Stage, Tenant
+from services.colocation.decision.model import MILLI, Cluster, Key, Node, Outcome, Pool, Stage, Tenant
 from services.colocation.decision.windows import is_open
 
 # Those who gave way to serving keep their place in the queue; those who were evicted or preempted, or who held cores
@@ -52,12 +53,13 @@ def decide(cluster: Cluster) -> Plan:
             if tenant.placement is not None:
                 actions.append(Suspend(tenant.key, Reason.NO_POOL, text))
             reports[tenant.key] = TenantReport(Phase.WAITING, Reason.NO_POOL, text, queued=tenant.waiting_since)
-        if not tenant.has_job and tenant.key not in reports:
+        if not tenant.has_job and tenant.key not in reports and cluster.tried_again(tenant) is None:
             actions.append(CreateJob(tenant.key, Reason.QUEUED, f"queued in TenantPool {tenant.pool!r}"))
     claims = claim(cluster.nodes, cluster.pools)
+    ending = _ending(cluster, claims, by_pool)
     pool_reports = {}
     for pool in cluster.pools:
-        owned = claims.owned[pool.name]
+        owned = [replace(each, leaving=each.leaving + ending[each.name]) for each in claims.owned[pool.name]]
         round_ = _PoolRound(cluster, pool, owned, by_pool[pool.name])
         actions += round_.actions
         reports |= round_.reports
@@ -72,6 +74,18 @@ def decide(cluster: Cluster) -> Plan:
     return Plan(tuple(actions), reports, pool_reports)
 
 
+def _ending(cluster: Cluster, claims: Claims, by_pool: dict[str, list[Tenant]]) -> Counter[str]:
+    """Millicores by node of tenants that end outside of their node's pool: they hold them a while yet."""
+    owner = {node.name: name for name, nodes in claims.owned.items() for node in nodes}
+    in_a_pool = {tenant.key for tenants in by_pool.values() for tenant in tenants}
+    held: Counter[str] = Counter()
+    for tenant in cluster.tenants:
+        at = tenant.placement
+        if at is not None and not (tenant.key in in_a_pool and owner.get(at.node) == tenant.pool):
+            held[at.node] += at.cores * MILLI
+    return held
+
+
 class _PoolRound:
     """One pool's part of a decision."""
 
@@ -81,19 +95,20 @@ class _PoolRound:
         self.open = is_open(pool, cluster.now) and not pool.deleting
         verdict = judge(pool.objectives, pool.reading)
         self.guard = advance(pool.guard, pool.objectives, verdict, cluster.now)
+        self._cluster = cluster
         self._now = cluster.now
-        self._start_limit = cluster.start_limit
         self._pool = pool
         stage = self.guard.stage
         self.cores = PoolCores([self._node(node, stage, cluster.resizable) for node in owned])
-        self.admission = Admission(pool, self.cores, cluster.now, cluster.resizable, cluster.start_limit)
+        self.admission = Admission(pool, self.cores, cluster)
         waiting = self._seat(tenants)
         before = {tenant: grant.cores for node in self.cores.nodes.values() for tenant, grant in node.grants.items()}
+        self.admission.keep_within_ranges()
         if stage is not Stage.NORMAL:
             self.admission.shrink()
         self.admission.make_fit(self._why_less(stage))
         self.admission.admit(waiting, self._closed(verdict))
-        if stage is Stage.NORMAL and verdict is Verdict.CALM and self.open:
+        if stage is Stage.NORMAL and self._closed(verdict) is None:
             self.admission.grow()
         self._conclude(before, stage)
 
@@ -114,7 +129,7 @@ class _PoolRound:
             node = self.cores.nodes.get(tenant.placement.node)
             if node is None or (tenant.pod_pending and not node.node.schedulable):
                 self.admission.removed[tenant] = Reason.NODE_LOST
-            elif tenant.pending_since is not None and self._now - tenant.pending_since >= self._start_limit:
+            elif tenant.pending_since is not None and self._now - tenant.pending_since >= self._cluster.start_limit:
                 self.admission.removed[tenant] = Reason.NOT_STARTED
             else:
                 node.grants[tenant] = Grant(tenant, tenant.placement.cores, tenant.placement.cores)
@@ -135,6 +150,8 @@ class _PoolRound:
             return Reason.POOL_DELETED
         if not self.open:
             return Reason.WINDOW_CLOSED
+        if self._pool.invalid:
+            return Reason.POOL_INVALID
         calm = verdict is Verdict.CALM and (self.guard.stage is Stage.NORMAL or self.guard.restoring)
         return None if calm else Reason.GUARD_HOLDS
 
@@ -152,7 +169,7 @@ class _PoolRound:
             for grant in node.grants.values():
                 self._grant(grant, node.node.name, before.get(grant.tenant), stage)
         for position, (tenant, reason) in enumerate(self.admission.waiting.items(), start=1):
-            again = self.admission.tried_again(tenant)
+            again = self._cluster.tried_again(tenant)
             text = explain(reason, tenant, self._pool, self.guard, largest=self.cores.largest, until=again)
             self.reports[tenant.key] = TenantReport(
                 Phase.WAITING, reason, text, position=position, queued=tenant.waiting_since
@@ -167,6 +184,8 @@ class _PoolRound:
             reason = Reason.GROWN
         elif cores < before:
             reason = Reason.SHRUNK_FOR_ROOM if stage is Stage.NORMAL else Reason.SHRUNK_FOR_SLO
+            if cores == tenant.max_cores:
+                reason = Reason.RANGE_CHANGED
         elif tenant.held_by_kueue:
             reason = Reason.KUEUE_HOLDS
         text = explain(reason, tenant, self._pool, self.guard, cores=cores, node=node)

@@ -25,7 +25,10 @@ _SENTENCES = {
     Reason.POOL_DELETED: "TenantPool {pool} is being deleted",
     Reason.NODE_LOST: "its node is gone from TenantPool {pool}, or takes no pods",
     Reason.NOT_STARTED: "its pod was given cores and did not start: {why}",
-    Reason.TRIED_LATER: "its pod was given cores and did not start: others go first until {until}",
+    Reason.TRIED_LATER: "it could not be started ({why}): others go first until {until}",
+    Reason.INVALID: "it can't be followed: {invalid}",
+    Reason.POOL_INVALID: "TenantPool {pool} can't be followed: {pool_invalid}",
+    Reason.RANGE_CHANGED: "it asks for {least} to {most} cores now: it has {cores} on {node}",
     Reason.CORES_RECLAIMED: "serving, or pods that are no tenants, need the cores",
 }
 
@@ -46,11 +49,14 @@ def explain(
         node=node,
         cores=cores,
         least=tenant.min_cores,
+        most=tenant.max_cores,
         largest=largest,
         pool=pool.name,
         stage=guard.stage,
         slo=slo(pool),
-        why=tenant.pending_why,
+        why=tenant.not_started_why if reason is Reason.TRIED_LATER else tenant.pending_why,
+        invalid=tenant.invalid,
+        pool_invalid=pool.invalid,
         until=until and until.isoformat(timespec="seconds"),
     )
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 MILLI = 1000
 START_LIMIT = timedelta(minutes=2)
+RETRY_AFTER = 5  # start limits, for a tenant that could not be started: it holds cores a sixth of the time at most
 
 
 class Key(NamedTuple):
@@ -119,6 +120,7 @@ class Pool:
     guard: Guard = field(default_factory=Guard)
     reading: Reading | None = None
     deleting: bool = False
+    invalid: str = ""  # why it can't be followed: nobody is let in, and nobody thrown out for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +158,13 @@ class Tenant:
     pod_pending: bool = False  # released, but its pod runs nowhere
     pending_since: datetime | None = None  # of such a pod that is to be scheduled, or can't be made
     pending_why: str = ""
-    not_started: datetime | None = None  # when it last had to make room because its pod did not start
+    not_started: datetime | None = None  # when it last could not be started, and made room for others
+    not_started_why: str = ""
     resizable: bool = True  # its pod's node can change its CPU in place, if the cluster's API server can
     held_by_kueue: bool = False  # it has a node and cores, but Kueue has not admitted its Job
     lingering: bool = False  # suspended, but a pod still takes its time to end
     outcome: Outcome | None = None
+    invalid: str = ""  # what of its spec can't be followed: it is not let in
 
     @property
     def waiting_since(self) -> datetime:
@@ -181,3 +185,8 @@ class Cluster:
     tenants: tuple[Tenant, ...]
     resizable: bool = False
     start_limit: timedelta = START_LIMIT
+
+    def tried_again(self, tenant: Tenant) -> datetime | None:
+        """From when on a tenant that could not be started may have cores again; None for now."""
+        again = tenant.not_started and tenant.not_started + RETRY_AFTER * self.start_limit
+        return again if again and self.now < again else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -22,22 +23,25 @@ from services.colocation.decision.model import (
     Tenant,
     Window,
 )
-from services.colocation.errors import InvalidObjectError
 from services.colocation.names import (
     CORES_ANNOTATION,
     NODE_ANNOTATION,
     QUEUE_LABEL,
 )
-from services.colocation.observe.quantities import millicores
+from services.colocation.observe.quantities import cpu_request, millicores
 
 Object = Mapping[str, Any]
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 ALL_DAYS = frozenset(range(7))
+_CORES = re.compile(r"[1-9][0-9]{0,5}")
 ENDED = frozenset({"Succeeded", "Failed"})
-# Fields of a Job's status that say it has, or had, a pod. The Job's controller sees a pod's end a second late: until
-# then the Job counts as "active" a pod that is known to be gone.
-_HAD_A_POD = ("active", "terminating", "uncountedTerminatedPods", "failed", "succeeded")
+NO_POD = "its Job's events say why it has no pod"
+# Of the Job's controller (DefaultJobPodFailureBackOff, MaxJobPodFailureBackOff).
+BACK_OFF, MOST_BACK_OFF = timedelta(seconds=10), timedelta(minutes=10)
+# Fields of a Job's status that say it has a pod. The Job's controller sees a pod's end a second late: until then the
+# Job counts as "active" a pod that is known to be gone.
+_HAS_A_POD = ("active", "terminating", "uncountedTerminatedPods")
 
 
 def instant(text: str | None) -> datetime | None:
@@ -76,15 +80,12 @@ def node_of(thing: Object, serving: int, others: int, leaving: int) -> Node:
 
 
 def pool_of(thing: Object, reading: Reading | None) -> Pool:
-    """A TenantPool. Raises InvalidObjectError for a time zone that does not exist."""
+    """A TenantPool. One whose time zone does not exist says so, and has no windows."""
     spec, status, metadata = thing["spec"], thing.get("status") or {}, thing["metadata"]
     schedule = spec.get("schedule") or {}
     ceilings = spec.get("ceilings") or {}
     zone = schedule.get("timeZone", "UTC")
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise InvalidObjectError(f"spec.schedule.timeZone is {zone!r}, which is no time zone") from error
+    invalid = "" if _is_time_zone(zone) else f"spec.schedule.timeZone is {zone!r}, which is no time zone"
     guard = status.get("guard") or {}
     return Pool(
         name=metadata["name"],
@@ -96,13 +97,14 @@ def pool_of(thing: Object, reading: Reading | None) -> Pool:
         bandwidth=ceilings.get("memoryBandwidthMBps"),
         objectives=_objectives(spec.get("sloGuard")),
         eviction_order=EvictionOrder(spec.get("evictionOrder", EvictionOrder.LOWEST_PRIORITY_FIRST)),
-        windows=tuple(_window(each) for each in schedule.get("windows", ())),
+        windows=() if invalid else tuple(_window(each) for each in schedule.get("windows", ())),
         time_zone=zone,
         guard=Guard(
             Stage(guard.get("stage", Stage.NORMAL)), instant(guard.get("since")), instant(guard.get("calmSince"))
         ),
         reading=reading,
         deleting="deletionTimestamp" in metadata,
+        invalid=invalid,
     )
 
 
@@ -110,6 +112,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
     """A Tenant with its Job and its Job's pods."""
     spec, status = thing["spec"], thing.get("status") or {}
     cores = spec["cores"]
+    deadline, invalid = _deadline(spec.get("deadline"))
     live = list(pods)
     own = [pod for pod in live if job is not None and belongs(pod, job)]
     staying = [pod for pod in own if "deletionTimestamp" not in pod["metadata"]]
@@ -124,7 +127,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         max_cores=cores.get("max", cores["min"]),
         priority=spec.get("priority", 0),
         preemption=Preemption(spec.get("preemption", Preemption.NEVER)),
-        deadline=instant(spec.get("deadline")),
+        deadline=deadline,
         bandwidth_per_core=spec.get("memoryBandwidthMBpsPerCore", 0),
         queued=instant(status.get("queuedAt")),
         changed=instant(status.get("changedAt")),
@@ -134,32 +137,51 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         pending_since=since,
         pending_why=why,
         not_started=instant(status.get("notStartedAt")),
+        not_started_why=status.get("notStartedWhy", ""),
         resizable=any(resizable(pod) for pod in staying),
         held_by_kueue=placement is not None and job is not None and bool(job["spec"].get("suspend")),
         lingering=placement is None and bool(live),
         outcome=outcome_of(job) or _recorded_outcome(status),
+        invalid=invalid,
     )
 
 
 def _waits_to_start(job: Object, pods: list[Object]) -> tuple[datetime | None, str]:
     """Since when a released Job's pod is not scheduled, or not even made, and why.
 
-    A Job that Kueue holds does not wait to start, nor one that has had a pod: it backs off, or is about to end.
+    A Job that Kueue holds does not wait to start, nor one that is about to have a pod counted. One whose pods have
+    failed backs off first: it waits since then.
     """
     if pods:
         conditions = [each for pod in pods for each in (pod.get("status") or {}).get("conditions") or ()]
         told = [each.get("message", "") for each in conditions if each["type"] == "PodScheduled"]
         return min(map(created, pods)), next(filter(None, told), "it is not scheduled")
     status = job.get("status") or {}
-    if job["spec"].get("suspend") or any(status.get(each) for each in _HAD_A_POD):
+    if job["spec"].get("suspend") or any(status.get(each) for each in _HAS_A_POD):
         return None, ""
-    return instant(status.get("startTime")), "its Job's events say why it has no pod"
+    since = _status_written(job) or instant(status.get("startTime"))
+    return since and since + _back_off(status.get("failed") or 0), NO_POD
 
 
-def belongs(pod: Object, job: Object) -> bool:
-    """Whether the pod is this Job's, and not one's that had its name before."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return any(each["uid"] == job["metadata"]["uid"] for each in owners)
+def _status_written(job: Object) -> datetime | None:
+    """When the Job's controller last changed its status: it has counted the end of the last pod then."""
+    entries = job["metadata"].get("managedFields") or ()
+    return max((created_at for each in entries if (created_at := _by_status(each))), default=None)
+
+
+def _by_status(entry: Object) -> datetime | None:
+    return instant(entry.get("time")) if entry.get("subresource") == "status" else None
+
+
+def _back_off(failed: int) -> timedelta:
+    """At most this long the Job's controller waits before the next pod, after so many that failed."""
+    return min(BACK_OFF * 2 ** min(failed - 1, 16), MOST_BACK_OFF) if failed else timedelta()
+
+
+def belongs(thing: Object, owner: Object) -> bool:
+    """Whether the pod is this Job's, or the Job this Tenant's, and not one's that had its name before."""
+    owners = thing["metadata"].get("ownerReferences") or ()
+    return any(each["uid"] == owner["metadata"]["uid"] for each in owners)
 
 
 def resizable(pod: Object) -> bool:
@@ -178,7 +200,7 @@ def cores_of(pod: Object) -> int:
     """Whole cores of a tenant's pod: what it asks for, or what it has where that was refused and the kubelet tells."""
     (told, *_) = (pod.get("status") or {}).get("containerStatuses") or ({},)
     holder = told if resize_refused(pod) and "resources" in told else pod["spec"]["containers"][0]
-    return millicores(holder["resources"]["requests"]["cpu"]) // 1000
+    return cpu_request(holder) // 1000
 
 
 def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
@@ -188,10 +210,10 @@ def placement_of(job: Object | None, pods: list[Object]) -> Placement | None:
     if job["spec"].get("suspend") and not queued(job):
         return None
     annotations = job["metadata"].get("annotations") or {}
-    node, cores = annotations.get(NODE_ANNOTATION), annotations.get(CORES_ANNOTATION)
-    if not node or not cores:
+    node, cores = annotations.get(NODE_ANNOTATION), annotations.get(CORES_ANNOTATION, "")
+    if not node or not _CORES.fullmatch(cores):  # anybody who may change Jobs may change these
         return None
-    return Placement(node, max(map(cores_of, pods), default=int(cores)))
+    return Placement(node, max(map(cores_of, pods), default=0) or int(cores))
 
 
 def queued(job: Object) -> bool:
@@ -212,6 +234,22 @@ def _recorded_outcome(status: Object) -> Outcome | None:
     """What the Tenant's own status says: its Job may have been removed since."""
     phase = status.get("phase")
     return Outcome(phase) if phase in ENDED else None
+
+
+def _is_time_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
+
+
+def _deadline(text: str | None) -> tuple[datetime | None, str]:
+    """A deadline, or why it is none: the API server takes leap seconds, offsets of 99 hours and the year 0."""
+    try:
+        return instant(text), ""
+    except ValueError as error:
+        return None, f"spec.deadline is {text!r}: {error}"
 
 
 def _objectives(guard: Object | None) -> Objectives | None:

@@ -30,20 +30,23 @@ def pod_millicores(pod: Mapping[str, Any]) -> int:
     spec = pod.get("spec") or {}
     status = pod.get("status") or {}
     actual = {each["name"]: each for each in status.get("containerStatuses") or ()}
-    main = sum(max(_cpu(each), _cpu(actual.get(each["name"], {}))) for each in spec.get("containers") or ())
+    main = sum(
+        max(cpu_request(each), cpu_request(actual.get(each["name"], {}))) for each in spec.get("containers") or ()
+    )
     sidecars = peak = 0
     for each in spec.get("initContainers") or ():
         if each.get("restartPolicy") == "Always":
-            sidecars += _cpu(each)
+            sidecars += cpu_request(each)
             peak = max(peak, sidecars)
         else:
-            peak = max(peak, sidecars + _cpu(each))
+            peak = max(peak, sidecars + cpu_request(each))
     own = max(main + sidecars, peak)
-    whole = _cpu(spec)
+    whole = cpu_request(spec)
     return (whole or own) + millicores((spec.get("overhead") or {}).get("cpu", 0))
 
 
-def _cpu(holder: Mapping[str, Any]) -> int:
+def cpu_request(holder: Mapping[str, Any]) -> int:
+    """Millicores that a container, or a pod as a whole, asks for."""
     return millicores(((holder.get("resources") or {}).get("requests") or {}).get("cpu", 0))
 
 

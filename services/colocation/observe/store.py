@@ -7,16 +7,23 @@ parse quantities again and again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from services.colocation.decision.model import START_LIMIT, Cluster, Key, Pool, Reading
-from services.colocation.errors import InvalidObjectError
-from services.colocation.names import COMPONENT_LABEL, PART_OF, PART_OF_LABEL, SERVING_COMPONENTS, TENANT_LABEL
+from services.colocation.decision.model import START_LIMIT, Cluster, Key, Reading
+from services.colocation.names import (
+    COMPONENT_LABEL,
+    PART_OF,
+    PART_OF_LABEL,
+    POOLS,
+    SERVING_COMPONENTS,
+    TENANT_LABEL,
+    TENANTS,
+)
 from services.colocation.observe.objects import ENDED, Object, belongs, condition, node_of, pool_of, tenant_of
-from services.colocation.observe.quantities import pod_millicores
+from services.colocation.observe.quantities import cpu_request, pod_millicores
 
 K = TypeVar("K")
 
@@ -26,17 +33,17 @@ class _Pod:
     node: str
     millicores: int
     serving: bool
+    version: int = field(compare=False)
 
 
 @dataclass
 class Store:
-    """What watches have shown. ``invalid`` says which pools can't be followed, and why."""
+    """What watches have shown."""
 
     nodes: dict[str, Object] = field(default_factory=dict)
     pools: dict[str, Object] = field(default_factory=dict)
     tenants: dict[Key, Object] = field(default_factory=dict)
     jobs: dict[Key, Object] = field(default_factory=dict)
-    invalid: dict[str, str] = field(default_factory=dict)
     _pods: dict[Key, _Pod] = field(default_factory=dict)
     _serving: Counter[str] = field(default_factory=Counter)  # millicores by node
     _others: Counter[str] = field(default_factory=Counter)
@@ -76,17 +83,56 @@ class Store:
             else:
                 pods[key.name] = pod
             return True
-        before = self._pods.pop(key, None)
+        before = self._pods.get(key)
+        if before is not None and not gone and _version(pod) <= before.version:
+            return False
         now = None if gone else _weigh(pod)
+        self._pods.pop(key, None)
         self._count(before, -1)
         self._count(now, 1)
         if now is not None:
             self._pods[key] = now
         return now != before
 
+    def job_of(self, key: Key) -> Object | None:
+        """The Job that the operator made for this Tenant; another of its name is not touched."""
+        tenant, job = self.tenants.get(key), self.jobs.get(key)
+        return job if tenant is not None and job is not None and belongs(job, tenant) else None
+
     def pods_of(self, key: Key) -> Iterable[Object]:
         """A tenant's pods that have not ended."""
         return self._tenant_pods[key].values() if key in self._tenant_pods else ()
+
+    def retain(self, plural: str, present: Collection[Key], version: int) -> int:
+        """Of this kind ``present`` is all there was at ``version``: what is no newer and not there has gone unseen.
+
+        Returns how many have.
+        """
+        gone = [
+            (key, thing)
+            for key, thing in self._all(plural)
+            if key not in present and (thing.version if isinstance(thing, _Pod) else _version(thing)) <= version
+        ]
+        for key, thing in gone:
+            if isinstance(thing, _Pod):
+                self._count(self._pods.pop(key), -1)
+            elif plural == "pods":
+                owner = thing["metadata"]["labels"][TENANT_LABEL]
+                del self._tenant_pods[Key(key.namespace, owner)][key.name]
+            elif plural in {"nodes", POOLS}:
+                del (self.nodes if plural == "nodes" else self.pools)[key.name]
+            else:
+                del (self.tenants if plural == TENANTS else self.jobs)[key]
+        return len(gone)
+
+    def _all(self, plural: str) -> list[tuple[Key, Object | _Pod]]:
+        if plural in {"nodes", POOLS}:
+            clusterwide = self.nodes if plural == "nodes" else self.pools
+            return [(Key("", name), thing) for name, thing in clusterwide.items()]
+        if plural == "pods":
+            tenants = [(_key(pod), pod) for pods in self._tenant_pods.values() for pod in pods.values()]
+            return [*self._pods.items(), *tenants]
+        return [*(self.tenants if plural == TENANTS else self.jobs).items()]
 
     def cluster(
         self,
@@ -97,40 +143,40 @@ class Store:
     ) -> Cluster:
         """This moment, for a decision."""
         tenants = tuple(
-            tenant_of(thing, self.jobs.get(key), self.pods_of(key))
+            tenant_of(thing, self.job_of(key), self.pods_of(key))
             for key, thing in self.tenants.items()
             if "deletionTimestamp" not in thing["metadata"]
         )
-        leaving = self._leaving({each.key for each in tenants if each.placement is not None})
+        leaving, beside = self._held({each.key for each in tenants if each.placement is not None})
         nodes = tuple(
-            node_of(node, self._serving[name], self._others[name], leaving[name]) for name, node in self.nodes.items()
+            node_of(node, self._serving[name], self._others[name] + beside[name], leaving[name])
+            for name, node in self.nodes.items()
         )
-        return Cluster(now, nodes, self._valid_pools(readings), tenants, resizable, start_limit)
+        pools = tuple(pool_of(thing, readings.get(name)) for name, thing in self.pools.items())
+        return Cluster(now, nodes, pools, tenants, resizable, start_limit)
 
-    def _leaving(self, placed: set[Key]) -> Counter[str]:
-        """Millicores of tenants' pods that are to end: those told so, and those whose Job is no longer released."""
-        held: Counter[str] = Counter()
+    def _held(self, placed: set[Key]) -> tuple[Counter[str], Counter[str]]:
+        """Millicores by node of tenants' pods that are to end, and what all others hold beside their grants.
+
+        To end are those told so, and those whose Job is no longer released. A grant is for the first container: a
+        runtime class has an overhead, and what admission adds to a pod counts, too.
+        """
+        leaving: Counter[str] = Counter()
+        beside: Counter[str] = Counter()
         for key, pods in self._tenant_pods.items():
-            job = self.jobs.get(key) if key in placed else None
+            job = self.job_of(key) if key in placed else None
             for pod in pods.values():
-                node = (pod.get("spec") or {}).get("nodeName")
+                spec = pod.get("spec") or {}
+                node = spec.get("nodeName")
                 if node and (job is None or "deletionTimestamp" in pod["metadata"] or not belongs(pod, job)):
-                    held[node] += pod_millicores(pod)
-        return held
+                    leaving[node] += pod_millicores(pod)
+                elif node:
+                    beside[node] += pod_millicores({"spec": spec}) - cpu_request(spec["containers"][0])
+        return leaving, beside
 
     def _count(self, pod: _Pod | None, sign: int) -> None:
         if pod is not None:
             (self._serving if pod.serving else self._others)[pod.node] += sign * pod.millicores
-
-    def _valid_pools(self, readings: dict[str, Reading | None]) -> tuple[Pool, ...]:
-        self.invalid = {}
-        pools = []
-        for name, thing in self.pools.items():
-            try:
-                pools.append(pool_of(thing, readings.get(name)))
-            except InvalidObjectError as error:
-                self.invalid[name] = str(error)
-        return tuple(pools)
 
 
 def _weigh(pod: Object) -> _Pod | None:
@@ -139,7 +185,7 @@ def _weigh(pod: Object) -> _Pod | None:
         return None
     labels = pod["metadata"].get("labels") or {}
     serving = labels.get(PART_OF_LABEL) == PART_OF and labels.get(COMPONENT_LABEL) in SERVING_COMPONENTS
-    return _Pod(node, pod_millicores(pod), serving)
+    return _Pod(node, pod_millicores(pod), serving, _version(pod))
 
 
 def _key(thing: Object) -> Key:
@@ -164,7 +210,11 @@ def _newer(thing: Object, before: Object | None) -> bool:
     """Whether ``thing`` is no older than what is known: watches lag behind answers to writes."""
     if before is None:
         return True
-    return int(thing["metadata"].get("resourceVersion", 0)) > int(before["metadata"].get("resourceVersion", 0))
+    return _version(thing) > _version(before)
+
+
+def _version(thing: Object) -> int:
+    return int(thing["metadata"].get("resourceVersion", 0))
 
 
 def _of_interest(node: Object) -> tuple[object, ...]:

@@ -67,7 +67,7 @@ def test_the_queue_is_kept_from_a_job_until_it_has_a_node() -> None:
     thing = queueing_tenant()
     assert queue_of(thing) == "team"
     assert QUEUE_LABEL not in job_manifest(thing, 2, "", "")["metadata"]["labels"]
-    placed = job_manifest(thing, 2, "n0", "", "team")
+    placed = job_manifest(thing, 2, "n0", "", queue="team")
     assert placed["metadata"]["labels"] == {QUEUE_LABEL: "team", "own": "yes", "blink.dev/tenant": "a"}
     assert placed["spec"]["suspend"] is True
 

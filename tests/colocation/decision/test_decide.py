@@ -325,3 +325,55 @@ def test_a_cluster_of_nothing_gives_a_plan_of_nothing() -> None:
 def test_pools_without_limits_never_leave_the_normal_stage() -> None:
     free: Pool = pool(guard=Guard(Stage.EVICT, START))
     assert decide(Cluster(START, (node(),), (free,), ())).pools["p"].guard == Guard()
+
+
+def test_the_cores_of_one_that_ends_at_its_deadline_are_given_only_when_its_pod_has_ended() -> None:
+    late = running("late", 4, deadline=START - timedelta(seconds=1))
+    plan = decide(cluster(late, tenant("next", 4), nodes=(node(cores=4),)))
+    assert [type(a) for a in plan.actions] == [Fail]
+    assert reason(plan, "next") is Reason.NO_ROOM
+
+
+def test_the_cores_of_one_that_changes_its_pool_are_given_only_when_its_pod_has_ended() -> None:
+    mover = running("mover", 4, pool="q")
+    them = (mover, tenant("next", 4))
+    plan = decide(Cluster(START, (node(cores=4), node("n1", 4, "q")), (pool(), pool("q", "q")), them))
+    assert removed(plan) == {"mover": Reason.NODE_LOST}
+    assert reason(plan, "next") is Reason.NO_ROOM
+
+
+def test_a_pool_that_can_not_be_followed_lets_nobody_in_and_throws_nobody_out_but_its_guard_goes_on() -> None:
+    them = (running("a", 4, least=4), tenant("b"))
+    seen = cluster(
+        *them, invalid="spec.schedule.timeZone is 'Mars', which is no time zone", objectives=LIMITS, reading=CALM
+    )
+    plan = decide(seen)
+    assert plan.actions == ()
+    assert "'Mars'" in plan.tenants[them[1].key].message
+    broken = replace(seen.pools[0], reading=BROKEN, guard=Guard(Stage.SUSPEND_HALF, START - timedelta(minutes=1)))
+    assert removed(decide(replace(seen, pools=(broken,)))) == {"a": Reason.SUSPENDED_FOR_SLO}
+
+
+def test_a_tenant_that_can_not_be_followed_is_not_let_in_and_says_why() -> None:
+    plan = decide(cluster(tenant("a", invalid="spec.deadline is 'never'")))
+    assert not released(plan)
+    assert reason(plan, "a") is Reason.INVALID
+    assert "'never'" in next(iter(plan.tenants.values())).message
+
+
+def test_no_job_is_asked_for_again_so_long_as_its_refusal_is_fresh() -> None:
+    refused = tenant("a", has_job=False, not_started=START, not_started_why="no such field")
+    seen = replace(cluster(refused), now=START + timedelta(minutes=9))
+    plan = decide(seen)
+    assert plan.actions == ()
+    assert "no such field" in plan.tenants[refused.key].message
+    again = decide(replace(seen, now=START + timedelta(minutes=10)))
+    assert [type(a) for a in again.actions] == [CreateJob, Release]
+
+
+def test_one_whose_range_was_cut_below_what_it_has_is_brought_down_to_it() -> None:
+    cut = replace(running("a", 8, least=2), max_cores=4)
+    plan = decide(cluster(cut, resizable=True))
+    assert [(a.cores, a.reason) for a in plan.actions if isinstance(a, Resize)] == [(4, Reason.RANGE_CHANGED)]
+    assert plan.actions[0].message == "it asks for 2 to 4 cores now: it has 4 on n0"
+    assert decide(cluster(cut)).actions == ()

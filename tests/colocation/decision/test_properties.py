@@ -66,6 +66,7 @@ def tenants(draw: st.DrawFn) -> tuple[Tenant, ...]:
                 preemption=draw(st.sampled_from(Preemption)),
                 created=START - timedelta(minutes=draw(st.integers(0, 30))),
                 has_job=draw(st.booleans()),
+                deadline=draw(st.none() | st.integers(0, 60).map(lambda late: START + timedelta(seconds=late))),
             )
         )
     return tuple(made)

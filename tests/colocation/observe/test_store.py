@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.colocation.decision.model import Cluster, Node, Outcome, Placement, Tenant
+from services.colocation.decision.model import Cluster, Key, Node, Outcome, Placement, Tenant
 from services.colocation.errors import InvalidObjectError
-from services.colocation.names import QUEUE_LABEL
+from services.colocation.names import CORES_ANNOTATION, POOLS, QUEUE_LABEL, TENANTS
+from services.colocation.observe.objects import NO_POD
 from services.colocation.observe.quantities import millicores, pod_millicores
 from services.colocation.observe.store import Store
 from tests.colocation.objects import Json, job, newer, node, pod, pool, tenant, tenant_pod
@@ -128,20 +129,33 @@ def test_since_when_a_pod_waits_to_start_is_its_own_age_or_its_jobs() -> None:
 @pytest.mark.parametrize(
     "status",
     [
-        {"failed": 1},  # it backs off between two pods
         {"active": 1},  # the pod has just ended, and the Job's controller has not looked yet
         {"uncountedTerminatedPods": {"succeeded": ["uid"]}},
         {"terminating": 1},
     ],
     ids=str,
 )
-def test_a_job_that_has_had_a_pod_is_not_waiting_to_start(status: Json) -> None:
+def test_a_job_that_has_a_pod_yet_is_not_waiting_to_start(status: Json) -> None:
     had = job(suspend=False, node="n0", startTime="2026-03-02T12:30:00Z", **status)
     store = filled(tenant_pod(), of_job=had)
     store.set_pod(newer(tenant_pod(), status={"phase": "Succeeded"}), gone=False)
     seen = only_tenant(store)
     assert seen.pod_pending
     assert seen.pending_since is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "backs_off"), [(0, 0), (1, 10), (2, 20), (5, 160), (7, 600), (10_000, 600)], ids=str
+)
+def test_a_job_without_a_pod_waits_since_it_may_have_one_again(failed: int, backs_off: int) -> None:
+    had = job(suspend=False, node="n0", startTime="2026-03-02T12:00:00Z", failed=failed)
+    had["metadata"]["managedFields"] = [
+        {"manager": "kube-controller-manager", "subresource": "status", "time": "2026-03-02T12:30:00Z"},
+        {"manager": "operator", "time": "2026-03-02T12:45:00Z"},
+    ]
+    seen = only_tenant(filled(of_job=had))
+    assert seen.pending_since == datetime(2026, 3, 2, 12, 30, tzinfo=UTC) + timedelta(seconds=backs_off)
+    assert seen.pending_why == NO_POD
 
 
 def test_a_job_that_kueue_took_back_is_not_waiting_to_start() -> None:
@@ -162,6 +176,65 @@ def test_how_a_job_ended_is_seen_and_remembered_when_the_job_is_gone() -> None:
     store = filled()
     store.set_tenant(newer(tenant(), status={"phase": "Failed"}), gone=False)
     assert only_tenant(store).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-12-31T23:59:60Z", "2026-12-31T23:59:59+99:99", "0000-01-01T00:00:00Z", "2026-12-31T23:59:59x5Z"]
+)
+def test_a_deadline_that_the_api_server_takes_and_no_clock_shows_is_said_to_be_none(text: str) -> None:
+    store = filled()
+    store.set_tenant(newer(tenant(deadline=text)), gone=False)
+    seen = only_tenant(store)
+    assert seen.deadline is None
+    assert text in seen.invalid
+
+
+@pytest.mark.parametrize("cores", ["", "0", "-1", "two", "1.5", "9" * 40])
+def test_a_job_whose_annotations_somebody_has_spoilt_is_not_placed(cores: str) -> None:
+    spoilt = job(suspend=False, node="n0")
+    spoilt["metadata"]["annotations"][CORES_ANNOTATION] = cores
+    store = filled(tenant_pod(cpu="2"), of_job=spoilt)
+    assert only_tenant(store).placement is None
+    assert only_node(store).leaving == 2000
+
+
+def test_a_pod_that_asks_for_nothing_has_what_its_job_says() -> None:
+    one = tenant_pod()
+    del one["spec"]["containers"][0]["resources"]
+    assert only_tenant(filled(one, of_job=job(suspend=False, node="n0", cores=3))).placement == Placement("n0", 3)
+
+
+def test_a_job_of_a_tenants_name_that_was_not_made_for_it_is_none_of_its() -> None:
+    foreign = job(suspend=False, node="n0")
+    foreign["metadata"]["ownerReferences"] = [{"uid": "another"}]
+    store = filled(tenant_pod(), of_job=foreign)
+    assert not only_tenant(store).has_job
+    assert store.job_of(Key("batch", "a")) is None
+
+
+def test_what_a_tenants_pod_holds_beside_its_grant_counts_as_others_do() -> None:
+    one = tenant_pod(cpu="2")
+    one["spec"]["overhead"] = {"cpu": "250m"}
+    seen = only_node(filled(one, of_job=job(suspend=False, node="n0")))
+    assert (seen.others, seen.leaving) == (250, 0)
+
+
+def test_what_went_while_nobody_watched_is_forgotten_and_what_came_since_is_not() -> None:
+    store = filled(pod("ghost"), pod("stays"), tenant_pod(), of_job=job(suspend=False, node="n0"))
+    store.set_pod(newer(newer(pod("new"))), gone=False)
+    assert store.retain("pods", {Key("batch", "stays")}, version=2) == 2
+    assert (only_node(store).others, list(store.pods_of(Key("batch", "a")))) == (2000, [])
+    for plural, empty in (("jobs", store.jobs), (TENANTS, store.tenants), (POOLS, store.pools), ("nodes", store.nodes)):
+        assert store.retain(plural, set(), version=0) == 0
+        assert store.retain(plural, set(), version=1) == 1
+        assert not empty
+
+
+def test_an_older_state_of_any_pod_does_not_undo_a_newer_one() -> None:
+    one = pod("x", cpu="1")
+    store = filled(newer({**one, "spec": {**one["spec"], "nodeName": "elsewhere"}}))
+    assert not store.set_pod(one, gone=False)
+    assert only_node(store).others == 0
 
 
 def test_a_watch_that_lags_does_not_undo_what_a_write_has_shown() -> None:
@@ -195,12 +268,13 @@ def test_nodes_that_take_no_pods_are_told_apart(bad: Json) -> None:
     assert not only_node(store).schedulable
 
 
-def test_a_pool_with_a_time_zone_that_is_none_is_named_and_left_out() -> None:
+def test_a_pool_with_a_time_zone_that_is_none_says_so() -> None:
     store = filled()
     windows = [{"start": "20:00", "end": "06:00"}]
     store.set_pool(newer(pool(schedule={"timeZone": "Mars/Olympus", "windows": windows})), gone=False)
-    assert look(store).pools == ()
-    assert "Mars/Olympus" in store.invalid["p"]
+    (seen,) = look(store).pools
+    assert "Mars/Olympus" in seen.invalid
+    assert not seen.windows
 
 
 def test_a_tenant_that_is_being_deleted_is_not_decided_upon() -> None:

@@ -136,6 +136,7 @@ def test_the_operator_may_do_nothing_that_it_does_not_do() -> None:
         ("tenants/status", "patch"),
         ("tenants/finalizers", "update"),
         ("events", "create"),
+        ("events", "list"),
     }
 
 
