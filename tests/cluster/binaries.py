@@ -5,6 +5,7 @@ Kubernetes is built from its Go module, which kubernetes/go.mod pins: minutes, o
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -15,11 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.fetch_helm import CACHE
+from tests.cluster.processes import end_by_sigterm
 
 MODULE = Path(__file__).parent / "kubernetes"
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE = ("kubelet", "kube-proxy")
 BUILD_SECONDS = 3000
+BUILDING = "building-"
 
 
 class MissingProgramError(Exception):
@@ -54,21 +57,28 @@ def go_build(module: Path, packages: Sequence[str], directory: Path, link_flags:
     A build that is ended half way leaves no half of a program; the next one goes on from Go's own cache.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as fresh:
-        flags = ["-trimpath", "-mod=readonly", "-ldflags", f"-s -w {link_flags}".strip(), "-o", f"{fresh}/"]
-        go(module, "build", *flags, *packages)
-        for program in Path(fresh).iterdir():
-            program.replace(directory / program.name)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in directory.glob(f"{BUILDING}*"):  # by a build that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=BUILDING, ignore_cleanup_errors=True) as fresh:
+            made, scratch = Path(fresh) / "made", Path(fresh) / "scratch"
+            made.mkdir()
+            scratch.mkdir()
+            flags = ["-trimpath", "-mod=readonly", "-ldflags", f"-s -w {link_flags}".strip(), "-o", f"{made}/"]
+            go(module, "build", *flags, *packages, scratch=scratch)
+            for program in made.iterdir():
+                program.replace(directory / program.name)
 
 
-def go(module: Path, *arguments: str) -> str:
-    """What the go command prints. Raises MissingProgramError."""
+def go(module: Path, *arguments: str, scratch: Path | None = None) -> str:
+    """What the go command prints; what it makes on its way lies in ``scratch``. Raises MissingProgramError."""
     if shutil.which("go") is None:
         raise MissingProgramError("go (1.25 or newer) is needed to build Kubernetes")
     done = subprocess.run(
         ["go", *arguments],
         cwd=module,
-        env={**os.environ, "CGO_ENABLED": "0"},
+        env={**os.environ, "CGO_ENABLED": "0", **({"GOTMPDIR": str(scratch)} if scratch else {})},
         capture_output=True,
         text=True,
         timeout=BUILD_SECONDS,
@@ -88,4 +98,5 @@ def debian(program: str, package: str) -> Path:
 
 
 if __name__ == "__main__":
+    end_by_sigterm()
     print(kubernetes((*CONTROL_PLANE, *NODE) if "node" in sys.argv[1:] else CONTROL_PLANE))

@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.control_plane import Client, ControlPlane
 from tests.cluster.hollow import HollowKubelet
 from tests.cluster.operators import Operator
+from tests.cluster.processes import ENDED, end_by_sigterm
 from tests.cluster.scene import Scene
 from tests.deploy.chart.rendering import rendered
 
@@ -24,6 +25,12 @@ PATHS = {
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run that is told to end takes down what it has started."""
+    if {"cluster", "node"} & set(config.option.markexpr.split()) and "PYTEST_XDIST_WORKER" not in os.environ:
+        end_by_sigterm(lambda: pytest.exit("told to end", ENDED))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ import yaml
 from tests.cluster.binaries import go, go_build
 from tests.cluster.control_plane import Client, ControlPlane, Json, free_ports
 from tests.cluster.fetch_helm import CACHE
-from tests.cluster.processes import Processes
+from tests.cluster.processes import Processes, end_by_sigterm
 from tests.cluster.scene import eventually
 
 MODULE = Path(__file__).parent / "kueue_module"
@@ -135,4 +135,5 @@ def _built() -> tuple[Path, Path]:
 
 
 if __name__ == "__main__":
+    end_by_sigterm()
     print(_built()[0])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.cluster.binaries import MissingProgramError, go, go_build
 from tests.cluster.fetch_helm import CACHE
+from tests.cluster.processes import end_by_sigterm
 
 MODULE = Path(__file__).parent / "monitoring_module"
 GENERATOR = "sigs.k8s.io/controller-tools/cmd/controller-gen"
@@ -38,4 +39,5 @@ def kinds() -> list[Path]:
 
 
 if __name__ == "__main__":
+    end_by_sigterm()
     print(*kinds(), sep="\n")

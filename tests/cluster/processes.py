@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 STOP_SECONDS = 20.0
 LOG_CHARACTERS = 4_000
+_TOGETHER = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
+
+
+ENDED = 128 + signal.SIGTERM
+
+
+def end_by_sigterm(end: Callable[[], object] = lambda: sys.exit(ENDED)) -> None:
+    """Have SIGTERM end this program as an error does: what cleans up after it, cleans up."""
+
+    def told(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        end()
+
+    signal.signal(signal.SIGTERM, told)
 
 
 class Processes:
-    """Their logs lie in ``directory``, which is also where they run."""
+    """Their logs lie in ``directory``, which is also where they run.
+
+    A signal to the process group of the tests is not theirs, as the tests end them in order; but when the tests are
+    killed, they are, too.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -21,7 +42,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str | Path]) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
-                [str(c) for c in command], stdout=log, stderr=log, cwd=self.directory
+                [*_TOGETHER, *(str(c) for c in command)], stdout=log, stderr=log, cwd=self.directory, process_group=0
             )
 
     def signal(self, name: str, number: int) -> None:

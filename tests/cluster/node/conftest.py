@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,8 +13,8 @@ import pytest
 from services.bootstrap.settings import DEFAULT_MODEL
 from services.bootstrap.store.store import ModelStore
 from tests.cluster.control_plane import Client, ControlPlane
-from tests.cluster.fetch_helm import CACHE
 from tests.cluster.node.images import archives
+from tests.cluster.node.leftovers import PREFIX, clear, only_node
 from tests.cluster.node.machine import Machine
 from tests.cluster.node.network import HOST_ADDRESS, Network
 from tests.cluster.node.release import Release
@@ -55,7 +54,7 @@ def told_by(thing: Release | Machine) -> str:
 @pytest.fixture(scope="session")
 def directory() -> Iterator[Path]:
     """Where the node keeps everything: not in pytest's, whose paths are too long for sockets."""
-    made = Path(tempfile.mkdtemp(prefix="blink-node-"))
+    made = Path(tempfile.mkdtemp(prefix=PREFIX))
     yield made
     shutil.rmtree(made)
 
@@ -72,10 +71,9 @@ def models(directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def plane(directory: Path) -> Iterator[ControlPlane]:
-    """One at a time on this machine: its network has fixed addresses."""
-    with (CACHE / "node.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (directory / "plane").mkdir()
+    (directory / "plane").mkdir()
+    with only_node():
+        clear(but=directory)
         with Network(), ControlPlane(directory / "plane", {}, HOST_ADDRESS) as running:
             yield running
 

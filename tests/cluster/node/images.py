@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.cluster.binaries import debian
 from tests.cluster.fetch_helm import CACHE
+from tests.cluster.processes import end_by_sigterm
 
 REPOSITORY = Path(__file__).parents[3]
 IMAGES = REPOSITORY / "deploy" / "images"
@@ -137,4 +138,5 @@ def _buildah(*arguments: str, check: bool = True) -> str:
 
 
 if __name__ == "__main__":
+    end_by_sigterm()
     print(*archives(), sep="\n")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,14 @@ import yaml
 
 from tests.cluster.binaries import NODE, debian, kubernetes
 from tests.cluster.control_plane import ADMIN, Client, ControlPlane
+from tests.cluster.node.leftovers import (
+    CGROUPS,
+    end_processes,
+    keep_sysctls,
+    remove_cgroups,
+    restore_sysctls,
+    unmount,
+)
 from tests.cluster.node.names import DOMAIN, Names
 from tests.cluster.node.network import CNI, HOST_ADDRESS, INSIDE, NODE_ADDRESS, POD_NETWORK
 from tests.cluster.processes import Processes
@@ -20,7 +26,6 @@ from tests.cluster.processes import Processes
 NAME = "node"
 START_SECONDS = 120.0
 PAUSE = "localhost/pause:1"
-CGROUPS = Path("/sys/fs/cgroup")
 # The kubelet writes these at its start; they are this machine's own again at its end.
 SYSCTLS = (
     "vm/overcommit_memory",
@@ -41,7 +46,7 @@ class Machine:
         self._processes = Processes(directory)
         self._names = Names(self._client, self._processes)
         self._socket = directory / "containerd.sock"
-        self._sysctls = {name: (Path("/proc/sys") / name).read_text() for name in SYSCTLS}
+        keep_sysctls(directory, SYSCTLS)
 
     def __enter__(self) -> Machine:
         try:
@@ -136,12 +141,10 @@ class Machine:
         self._processes.end("kubelet")
         self._end_containers()
         self._processes.end_all()
-        for mount in sorted(_mounts_below(self.directory), reverse=True):
-            subprocess.run(["umount", "--lazy", mount], check=False)
-        for name, value in self._sysctls.items():
-            (Path("/proc/sys") / name).write_text(value)
-        for group in CGROUPS.glob("*/kubepods"):
-            _remove_cgroup(group)
+        end_processes(self.directory)  # shims, where containerd was not there to end them
+        unmount(self.directory)
+        restore_sysctls(self.directory)
+        remove_cgroups()
 
     def _end_containers(self) -> None:
         if not self._socket.exists():
@@ -231,18 +234,3 @@ conf_dir = "{networks}"
             "nodeStatusUpdateFrequency": "2s",
             "syncFrequency": "5s",
         }
-
-
-def _mounts_below(directory: Path) -> list[str]:
-    points = (line.split()[1] for line in Path("/proc/mounts").read_text().splitlines())
-    return [point for point in points if point.startswith(f"{directory}/")]
-
-
-def _remove_cgroup(group: Path) -> None:
-    """Children first. A process that has just been killed may still be in one."""
-    end = time.monotonic() + START_SECONDS
-    while group.exists() and time.monotonic() < end:
-        for each in sorted((group, *group.rglob("*/")), reverse=True):
-            with contextlib.suppress(OSError):
-                each.rmdir()
-        time.sleep(0.1)

@@ -1,0 +1,62 @@
+"""What the images are made of, and how large they may be."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.binaries import debian
+from tests.cluster.node.images import IMAGES, TARGETS, archive
+
+# Shells, package managers, and what gains rights: none of these is needed to serve.
+FOREIGN = {"sh", "bash", "dash", "busybox", "apt", "apt-get", "dpkg", "pip", "pip3", "su", "sudo", "mount"}
+STORAGE = ("--storage-driver=vfs",)
+
+
+def files(target: str) -> Iterator[tarfile.TarInfo]:
+    """Of all layers of an image."""
+    with tarfile.open(archive(target)) as whole:
+        for each in whole.getmembers():
+            if each.name.endswith(".tar") and each.isfile():
+                layer = whole.extractfile(each)
+                assert layer is not None
+                with tarfile.open(fileobj=layer) as within:
+                    yield from within
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_has_no_shell_no_package_manager_and_nothing_that_gains_rights(target: str) -> None:
+    found = list(files(target))
+    assert len(found) > 1000
+    assert not {Path(each.name).name for each in found} & FOREIGN
+    assert not [each.name for each in found if each.isfile() and each.mode & 0o6000]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> tuple[str, ...]:
+    """buildah's, of this test alone."""
+    return (*STORAGE, f"--root={tmp_path}/root", f"--runroot={tmp_path}/run")
+
+
+def test_an_image_larger_than_its_limit_is_refused_with_both_figures(tmp_path: Path, storage: tuple[str, ...]) -> None:
+    def buildah(*arguments: str | Path) -> str:
+        command: list[str | Path] = [debian("buildah", "buildah"), *storage, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def size(limit: int) -> subprocess.CompletedProcess[str]:
+        command: list[str | Path] = [IMAGES / "size.sh", "localhost/large", str(limit)]
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "BUILDAH_FLAGS": " ".join(storage)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    (tmp_path / "large").write_bytes(bytes(3_500_000))
+    container = buildah("from", "scratch")
+    buildah("copy", container, tmp_path / "large", "/large")
+    buildah("commit", "--rm", "--format", "docker", container, "localhost/large")
+    assert size(4).stdout == "localhost/large: 4 MB of 4 MB\n"
+    refused = size(3)
+    assert refused.returncode == 1
+    assert "has 4 MB, its limit is 3 MB" in refused.stderr
