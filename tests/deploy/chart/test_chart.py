@@ -140,6 +140,46 @@ def test_the_operator_may_do_nothing_that_it_does_not_do() -> None:
     }
 
 
+def test_large_and_fractional_settings_reach_their_process_as_they_were_given() -> None:
+    own: Json = {
+        "engine": {"settings": {"kv_tokens": 67_108_864, "drain_seconds": 2.5, "prefix_cache": "off"}},
+        "gateway": {"settings": {"max_message_bytes": 1_073_741_824, "watch_interval": 0.05}},
+        "operator": {"settings": {"interval": 1}},
+    }
+    given = {
+        v["name"]: v.get("value") for _, each in containers(rendered("cpu-demo", own)) for v in each.get("env", ())
+    }
+    assert given["BLINK_BOOTSTRAP_KV_TOKENS"] == "67108864"
+    assert given["BLINK_BOOTSTRAP_DRAIN_SECONDS"] == "2.5"
+    assert given["BLINK_BOOTSTRAP_PREFIX_CACHE"] == "off"
+    assert given["BLINK_GATEWAY_MAX_MESSAGE_BYTES"] == "1073741824"
+    assert given["BLINK_GATEWAY_WATCH_INTERVAL"] == "0.05"
+    assert given["BLINK_OPERATOR_INTERVAL"] == "1"
+
+
+@each_profile
+def test_prometheus_is_sent_to_ports_that_exist(name: str) -> None:
+    objects = rendered(name, EVERYTHING)
+    (of_service,) = (each for each in objects if each["kind"] == "ServiceMonitor")
+    selected = [
+        each
+        for each in objects
+        if each["kind"] == "Service"
+        and of_service["spec"]["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
+    ]
+    assert [each["metadata"]["name"] for each in selected] == ["blink-metrics"]
+    assert {e["port"] for e in of_service["spec"]["endpoints"]} <= {p["name"] for p in selected[0]["spec"]["ports"]}
+    (of_pods,) = (each for each in objects if each["kind"] == "PodMonitor")
+    wanted = of_pods["spec"]["selector"]["matchLabels"].items()
+    found = [
+        each["spec"]["template"]["spec"]
+        for each in objects
+        if each["kind"] == "Deployment" and wanted <= each["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    ports = {port["name"] for pod in found for each in pod["containers"] for port in each.get("ports", ())}
+    assert {e["port"] for e in of_pods["spec"]["podMetricsEndpoints"]} <= ports
+
+
 def test_serving_goes_before_tenants() -> None:
     values = {o["metadata"]["name"]: o["value"] for o in rendered("cpu-demo") if o["kind"] == "PriorityClass"}
     assert values["blink-serving"] > 0 > values["blink-tenants"]

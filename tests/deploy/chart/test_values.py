@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart.rendering import CHART, PROFILES, Json, defaults, template
+from tests.deploy.chart.settings_schema import SECTIONS, schema_of
 
 SCHEMA: Json = yaml.safe_load((CHART / "values.schema.json").read_text())
 FREE = {("service", "annotations"), ("serviceMonitor", "labels"), ("model", "volume")}
@@ -83,12 +84,39 @@ def test_what_the_chart_decides_can_not_be_set_a_second_time(name: str) -> None:
         "an empty volume and nothing fetched": ("cpu-demo", {"model": {"pull": False}}),
         "CRDs that are kept and not installed": ("cpu-demo", {"crds": {"install": False, "keep": True}}),
         "a namespace that has no name": ("cpu-demo", {"tenants": {"createNamespace": True}}),
+        "a cuda engine without a device": ("gpu-shm", {"engine": {"resources": {"limits": {"nvidia.com/gpu": None}}}}),
+        "a cuda engine in the cpu's image": ("gpu-shm", {"images": {"engine": {"repository": "blink/engine-cpu"}}}),
+        "a setting that no engine has": ("cpu-demo", {"engine": {"settings": {"kv_tokenz": 4096}}}),
+        "a setting that no gateway has": ("cpu-demo", {"gateway": {"settings": {"kv_tokens": 4096}}}),
+        "a setting that no operator has": ("cpu-demo", {"operator": {"settings": {"intervall": 4}}}),
+        "a setting out of its range": ("cpu-demo", {"engine": {"settings": {"slots_per_lane": 4097}}}),
+        "a choice that there is not": ("cpu-demo", {"engine": {"settings": {"kv_cache": "fp4"}}}),
     }.values(),
 )
 def test_helm_refuses_values_that_contradict_each_other(name: str, values: Json) -> None:
     done = template(name, values)
     assert done.returncode != 0
     assert "don't meet the specifications of the schema" in done.stderr
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_settings_that_the_schema_takes_are_those_that_the_process_takes(section: str) -> None:
+    assert SCHEMA["properties"][section]["properties"]["settings"] == schema_of(section), (
+        "python -m tests.deploy.chart.settings_schema"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"service": {"grpcPort": 8000}}, "service.grpcPort and service.httpPort are both 8000"),
+        ({"priorityClasses": {"tenants": 1_000_000}}, "must be above priorityClasses.tenants (1000000)"),
+    ],
+)
+def test_helm_refuses_figures_that_contradict_each_other(values: Json, why: str) -> None:
+    done = template("cpu-demo", values)
+    assert done.returncode != 0
+    assert why in done.stderr
 
 
 @pytest.mark.parametrize("name", PROFILES)

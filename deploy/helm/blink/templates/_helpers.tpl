@@ -44,7 +44,9 @@ capabilities: {drop: [ALL]}
 {{- define "blink.settings" -}}
 {{- $process := .process -}}
 {{- range $name, $value := .settings }}
-- {name: {{ printf "BLINK_%s_%s" $process (upper $name) }}, value: {{ toString $value | quote }}}
+{{- /* Helm's numbers are floats, whose text for a million is 1e+06. */}}
+{{- $whole := and (kindIs "float64" $value) (eq (toString $value) (toString (floor $value))) }}
+- {name: {{ printf "BLINK_%s_%s" $process (upper $name) }}, value: {{ ternary (int64 $value | toString) (toString $value) $whole | quote }}}
 {{- end }}
 {{- end }}
 
