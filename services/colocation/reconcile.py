@@ -32,7 +32,7 @@ from services.colocation.decision.model import START_LIMIT, Cluster, Key, Tenant
 from services.colocation.errors import InvalidObjectError
 from services.colocation.metrics import OperatorMetrics
 from services.colocation.names import FINALIZER
-from services.colocation.observe.objects import NO_POD, Object
+from services.colocation.observe.objects import ENDED, NO_POD, Object
 from services.colocation.observe.store import Store
 from services.colocation.slo.watch import SloWatch
 from services.common.logging import get_logger
@@ -201,6 +201,8 @@ class Reconciler:
         for key, planned in plan.tenants.items():
             thing, refused = self._store.tenants.get(key), self._refused.get(key)
             if thing is None or (key in failed and refused is None):  # what was not done is not reported as done
+                continue
+            if (thing.get("status") or {}).get("phase") in ENDED:  # how it ended has been told, and why
                 continue
             report = planned
             if refused is not None:

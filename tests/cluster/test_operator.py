@@ -344,8 +344,20 @@ def test_a_tenant_that_is_not_done_by_its_deadline_fails(operator: Operator, sce
     soon = (datetime.now(UTC) + timedelta(seconds=6)).isoformat(timespec="seconds").replace("+00:00", "Z")
     scene.tenant("late", 2, deadline=soon)
     scene.running_pod("late")
-    assert "deadline" in scene.phase("late", "Failed")["message"]
+    scene.phase("late", "Failed")
     eventually(lambda: not scene.pods("late") and not scene.client.items(JOBS))
+    stays(lambda: "deadline" in scene.status("late")["message"], scene)  # also when nothing else tells any more
+
+
+def test_a_tenant_whose_job_gives_up_says_what_kubernetes_says_of_it(operator: Operator, scene: Scene) -> None:
+    scene.node("n0", 4)
+    scene.pool()
+    thing = tenant_manifest("fails", 2)
+    thing["spec"]["template"]["spec"]["backoffLimit"] = 0
+    scene.client.create(TENANTS, thing)
+    scene.kubelet.finish(scene.running_pod("fails"), "Failed")
+    assert "backoff limit" in scene.phase("fails", "Failed")["message"]
+    eventually(lambda: scene.pool_status()["usedCores"] == 0)
 
 
 def test_a_tenant_and_a_pool_that_are_deleted_leave_nothing(operator: Operator, scene: Scene) -> None:
@@ -472,7 +484,7 @@ def test_a_range_that_is_cut_shrinks_the_pod_in_place(operator: Operator, scene:
     scene.client.patch(f"{TENANTS}/a", {"spec": {"cores": {"max": 3}}})
     eventually(lambda: scene.cores_by_node() == {"n0": 3}, operator.log)
     assert scene.running_pod("a")["metadata"]["uid"] == first["metadata"]["uid"]
-    assert "RangeChanged" in scene.reasons("a")
+    eventually(lambda: "RangeChanged" in scene.reasons("a"), operator.log)
 
 
 def test_of_two_replicas_one_acts_and_the_other_takes_over(

@@ -12,7 +12,7 @@ from services.colocation.apply.jobs import bound, job_cores, job_manifest, place
 from services.colocation.decision.actions import Action, CreateJob, Evict, Fail, Reason, Release, Resize, Suspend
 from services.colocation.decision.model import Key
 from services.colocation.names import CORES_ANNOTATION, GROUP, QUEUE_LABEL, RDT_ANNOTATION, VERSION
-from services.colocation.observe.objects import Object, queued, timestamp
+from services.colocation.observe.objects import Object, belongs, queued, timestamp
 from services.colocation.observe.store import Store
 
 CONTROLLER = "blink.dev/operator"
@@ -105,13 +105,13 @@ class Executor:
     async def _release(self, tenant: Object, action: Release) -> None:
         job = self._store.job_of(action.key)
         queue = queue_of(tenant) if self._kueue else ""
-        if job is not None and self._is_stale(job, action.cores, self._rdt_class(tenant)):
+        own = tenant["spec"]["template"]["spec"]["template"]["spec"].get("affinity")
+        here = bound(own, action.node)
+        if job is not None and self._is_stale(job, here, action.cores, self._rdt_class(tenant)):
             await self._remove(action.key)
             job = None
         if job is None:
             job = await self._create(tenant, action.cores, action.node, queue)
-        own = tenant["spec"]["template"]["spec"]["template"]["spec"].get("affinity")
-        here = bound(own, action.node)
         spec: Json = {} if queue else {"suspend": False}
         if job["spec"]["template"]["spec"].get("affinity") != here:
             spec["template"] = {"spec": {"affinity": here}}
@@ -122,11 +122,15 @@ class Executor:
         self._store.set_job(await self._api.patch_job(action.key, released), gone=False)
 
     @staticmethod
-    def _is_stale(job: Object, cores: int, rdt_class: str) -> bool:
-        """Only a Job that never ran may be given another node, and none may be given another size or class."""
-        told = (job["spec"]["template"].get("metadata") or {}).get("annotations") or {}
-        ran = bool((job.get("status") or {}).get("startTime"))
-        return ran or job_cores(job) != cores or bool(rdt_class and told.get(RDT_ANNOTATION) != rdt_class)
+    def _is_stale(job: Object, here: Object, cores: int, rdt_class: str) -> bool:
+        """Only a Job that never ran may be given another node, and none may be given another size or class.
+
+        One that is left as it is goes on counting its completions and failures.
+        """
+        template = job["spec"]["template"]
+        told = (template.get("metadata") or {}).get("annotations") or {}
+        elsewhere = bool((job.get("status") or {}).get("startTime")) and template["spec"].get("affinity") != here
+        return elsewhere or job_cores(job) != cores or bool(rdt_class and told.get(RDT_ANNOTATION) != rdt_class)
 
     def _rdt_class(self, tenant: Object) -> str:
         """The class of memory bandwidth that the tenant's pool names."""
@@ -134,9 +138,10 @@ class Executor:
         return str(((pool or {"spec": {}})["spec"].get("ceilings") or {}).get("rdtClass", ""))
 
     async def _resize(self, key: Key, cores: int) -> None:
+        job = self._store.job_of(key)
         for pod in list(self._store.pods_of(key)):
             metadata = pod["metadata"]
-            if "deletionTimestamp" not in metadata:
+            if job is not None and belongs(pod, job) and "deletionTimestamp" not in metadata:
                 container = pod["spec"]["containers"][0]["name"]
                 changed = await self._api.resize_pod(Key(metadata["namespace"], metadata["name"]), container, cores)
                 self._store.set_pod(changed, gone=False)

@@ -41,7 +41,8 @@ def decide(cluster: Cluster) -> Plan:
     for tenant in cluster.tenants:
         if tenant.outcome is not None:
             phase = Phase.SUCCEEDED if tenant.outcome is Outcome.SUCCEEDED else Phase.FAILED
-            reports[tenant.key] = TenantReport(phase, None, f"the Job has {tenant.outcome.lower()}")
+            why = f": {tenant.outcome_why}" if tenant.outcome_why else ""
+            reports[tenant.key] = TenantReport(phase, None, f"the Job has {tenant.outcome.lower()}{why}")
         elif tenant.deadline is not None and cluster.now >= tenant.deadline:
             text = f"it had not ended by its deadline, {tenant.deadline.isoformat(timespec='seconds')}"
             actions.append(Fail(tenant.key, Reason.DEADLINE_EXCEEDED, text))

@@ -164,6 +164,7 @@ class Tenant:
     held_by_kueue: bool = False  # it has a node and cores, but Kueue has not admitted its Job
     lingering: bool = False  # suspended, but a pod still takes its time to end
     outcome: Outcome | None = None
+    outcome_why: str = ""  # as the Job says
     invalid: str = ""  # what of its spec can't be followed: it is not let in
 
     @property

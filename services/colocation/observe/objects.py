@@ -60,8 +60,18 @@ def created(thing: Object) -> datetime:
 
 def condition(thing: Object, kind: str) -> bool:
     """Whether the object has this condition."""
+    return _true_condition(thing, kind) is not None
+
+
+def _true_condition(thing: Object, kind: str) -> Object | None:
     found = (thing.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == kind and each["status"] == "True" for each in found)
+    return next((each for each in found if each["type"] == kind and each["status"] == "True"), None)
+
+
+def _message(thing: Object | None, kind: str) -> str:
+    """What a condition says; empty where there is none."""
+    found = _true_condition(thing, kind) if thing is not None else None
+    return str((found or {}).get("message", ""))
 
 
 def node_of(thing: Object, serving: int, others: int, leaving: int) -> Node:
@@ -142,6 +152,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         held_by_kueue=placement is not None and job is not None and bool(job["spec"].get("suspend")),
         lingering=placement is None and bool(live),
         outcome=outcome_of(job) or _recorded_outcome(status),
+        outcome_why=_message(job, "Failed"),
         invalid=invalid,
     )
 
