@@ -128,6 +128,8 @@ class ControlPlane:
                 "--leader-elect=false",
                 f"--secure-port={self._manager_port}",
                 "--bind-address=127.0.0.1",
+                # Five minutes otherwise, in which a quota does not know yet how many there are of a new kind.
+                "--resource-quota-sync-period=3s",
                 # Nodes that are objects alone report nothing, and none is to be called dead for it.
                 *(["--controllers=*,-node-lifecycle-controller"] if self.address == LOOPBACK else []),
             ],

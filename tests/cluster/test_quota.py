@@ -34,10 +34,13 @@ def quota(client: Client, scene: Scene) -> Iterator[Json]:
     """As the chart installs it, from when it counts; taken away after the tenants."""
     made = client.create(QUOTAS, of_chart("ResourceQuota"))
     path = f"{QUOTAS}/{made['metadata']['name']}"
-    eventually(lambda: set(client.get(path).get("status", {}).get("used", ())) == set(made["spec"]["hard"]))
-    yield made
-    scene.clear()
-    client.delete(path)
+    try:
+        counted = set(made["spec"]["hard"])
+        eventually(lambda: set(client.get(path)["status"].get("used", ())) == counted, lambda: f"{client.get(path)}")
+        yield made
+    finally:
+        scene.clear()
+        client.delete(path)
 
 
 @pytest.fixture
