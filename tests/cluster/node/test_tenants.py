@@ -96,6 +96,21 @@ def test_the_kubelet_holds_a_tenant_to_its_cores(tenants: Tenants, machine: Mach
     assert quota.split()[0] == "100000"  # µs of each 100 ms
 
 
+def test_a_class_of_memory_bandwidth_reaches_the_container_runtime_which_refuses_what_it_does_not_have(
+    tenants: Tenants, client: Client
+) -> None:
+    client.patch(f"{POOLS}/p", {"spec": {"ceilings": {"rdtClass": "tenants"}}})
+    tenants.add("a")
+
+    def told() -> str:
+        pods = client.items(f"{PODS}?labelSelector=blink.dev/tenant=a")
+        states = [each["state"] for pod in pods for each in pod["status"].get("containerStatuses", ())]
+        return " ".join(state.get("waiting", {}).get("message", "") for state in states)
+
+    eventually(lambda: "RDT" in told(), lambda: f"{told()} {tenants.why()}")  # containerd has no RDT set up here
+    assert '"tenants"' in told()
+
+
 @pytest.fixture
 def static_cpus(machine: Machine) -> Iterator[None]:
     """The node's CPU manager gives whole CPUs away."""
