@@ -6,6 +6,9 @@ Wrong values of single fields are test_fields.py's.
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -104,6 +107,23 @@ def test_people_may_do_what_their_role_says_and_nothing_else(plane: ControlPlane
     assert ada.call("PATCH", f"{TENANTS}/t/status", {"status": {"phase": "Running"}}).status_code == 403
     assert ada.call("GET", "/apis/batch/v1/namespaces/batch/jobs").status_code == 403
     assert eve.call("GET", TENANTS).status_code == 403
+
+
+def test_who_may_make_tenants_sees_why_they_wait(plane: ControlPlane, scene: Scene) -> None:
+    scene.pool()
+    scene.tenant("mine")
+    command = [sys.executable, "-m", "services.cli", "tenants", "--namespace", "batch"]
+
+    def told(user: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig(user)), "COLUMNS": "200"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    ada = told("ada")
+    assert ada.returncode == 0, ada.stderr
+    assert "batch/mine" in ada.stdout
+    eve = told("eve")
+    assert eve.returncode != 0
+    assert "403" in eve.stderr
 
 
 def test_the_operators_account_may_not_read_secrets_or_touch_serving(plane: ControlPlane) -> None:

@@ -152,7 +152,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         held_by_kueue=placement is not None and job is not None and bool(job["spec"].get("suspend")),
         lingering=placement is None and bool(live),
         outcome=outcome_of(job) or _recorded_outcome(status),
-        outcome_why=_message(job, "Failed"),
+        outcome_why=_message(job, "Failed") if outcome_of(job) else "",
         invalid=invalid,
     )
 

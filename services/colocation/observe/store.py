@@ -171,7 +171,7 @@ class Store:
                 if node and (job is None or "deletionTimestamp" in pod["metadata"] or not belongs(pod, job)):
                     leaving[node] += pod_millicores(pod)
                 elif node:
-                    beside[node] += pod_millicores({"spec": spec}) - cpu_request(spec["containers"][0])
+                    beside[node] += _beside(spec)
         return leaving, beside
 
     def _count(self, pod: _Pod | None, sign: int) -> None:
@@ -186,6 +186,13 @@ def _weigh(pod: Object) -> _Pod | None:
     labels = pod["metadata"].get("labels") or {}
     serving = labels.get(PART_OF_LABEL) == PART_OF and labels.get(COMPONENT_LABEL) in SERVING_COMPONENTS
     return _Pod(node, pod_millicores(pod), serving, _version(pod))
+
+
+def _beside(spec: Object) -> int:
+    """Millicores that a pod holds beside its first container: mostly none, which is seen without any parsing."""
+    if len(spec["containers"]) == 1 and not any(spec.get(each) for each in ("initContainers", "overhead", "resources")):
+        return 0
+    return pod_millicores({"spec": spec}) - cpu_request(spec["containers"][0])
 
 
 def _key(thing: Object) -> Key:
