@@ -29,7 +29,8 @@ WIDTHS = (8, 16, 32)
 """Rows that a build of the kernel holds."""
 MOST_ROWS = WIDTHS[-1]
 THREADS = 384
-ACTIVATIONS = ("residual", "normed", "qkv", "attended", "delta", "activated", "final", "logits")
+ADDRESSES = ("layers", "last_norm", "turns", "progress", "launch", "fused", "delta")
+ACTIVATIONS = ("residual", "normed", "attended", "activated", "final", "logits")
 
 
 class CFusedLayer(ctypes.Structure):
@@ -50,11 +51,11 @@ class CFusedModel(ctypes.Structure):
         ("inputs", CTensorMap * 5),
         ("head", CTensorMap),
         ("products", CProduct * 5),
-        *((name, ctypes.c_uint64) for name in ("layers", "last_norm", "turns", "progress", *ACTIVATIONS)),
+        *((name, ctypes.c_uint64) for name in (*ADDRESSES, *ACTIVATIONS)),
         ("layer_count", ctypes.c_uint32),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
-        ("unused", ctypes.c_uint32 * 7),  # to a multiple of the maps' alignment
+        ("unused", ctypes.c_uint32 * 5),  # to a multiple of the maps' alignment
     )
 
 
@@ -121,7 +122,11 @@ class FusedDecode:
         self._memory = memory
         attentions = [layer for layer in layers if isinstance(layer, Attention)]
         self._counters = 2 * (4 * len(attentions) + 1)
-        self._progress = Buffer(4 * self._counters)
+        self._progress = Buffer.of(np.zeros(self._counters + 1, np.uint32))  # and the launch's number
+        self._fused = Buffer(8 * MOST_ROWS * geometry.qkv_width // 2)  # 8 bytes for each pair and its mark
+        self._delta = Buffer(8 * MOST_ROWS * geometry.config.hidden // 2)
+        self._fused.fill(0)  # nobody's mark
+        self._delta.fill(0)
         (self._embedding,) = (weights.address(layer.weight) for layer in layers if isinstance(layer, Embedding))
         (self._head,) = (layer for layer in layers if isinstance(layer, Head))
         self._weights = weights
@@ -154,10 +159,15 @@ class FusedDecode:
         if width is None:
             raise ValueError(f"a fused step of {rows} rows, must be at most {MOST_ROWS}")
         residual = pointer(self._memory.activations["residual"])
-        beginning = (self._step, pointer(self._embedding), residual, pointer(self._progress))
-        self._begin[width].launch(stream, (rows, 1, 1), 128, (*beginning, ctypes.c_uint32(self._counters)))
+        beginning = self._step, pointer(self._embedding), residual, pointer(self._progress)
+        numbers = ctypes.c_uint32(self._counters), pointer(self._launch_number)
+        self._begin[width].launch(stream, (rows, 1, 1), 128, (*beginning, *numbers))
         rest = (self._step, self._work, self._models[width])
         self._decode[width].launch(stream, (self._blocks, 1, 1), THREADS, rest, self._shared[width])
+
+    @property
+    def _launch_number(self) -> int:
+        return self._progress.pointer + 4 * self._counters
 
     def _layer(self, attention: Attention, feed: FeedForward) -> CFusedLayer:
         config, weights = self._geometry.config, self._weights
@@ -210,6 +220,9 @@ class FusedDecode:
             last_norm=self._weights.address(self._head.norm),
             turns=memory.turns,
             progress=self._progress.pointer,
+            launch=self._launch_number,
+            fused=self._fused.pointer,
+            delta=self._delta.pointer,
             **{name: buffer.pointer for name, buffer in buffers.items()},
             layer_count=self._layer_count,
             eps=config.norm_eps,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.gpu_engine.cuda.fused_decode import WIDTHS
 from services.gpu_engine.cuda.fused_plan import STAGE_ROWS, ProductPlan, product_plans
 from services.gpu_engine.cuda.geometry import Geometry
 from services.gpu_engine.engine import Precision
@@ -17,10 +18,11 @@ BLOCKS, VOCABULARY = 3, 203
 SHAPES = {
     "grouped": {"hidden": 192, "ffn": 320, "heads": 6, "kv_heads": 2, "head_dim": 64},
     "head size 128, odd stages": {"hidden": 320, "ffn": 192, "heads": 2, "kv_heads": 2, "head_dim": 128},
+    "tiles of more stages than the ring": {"hidden": 64, "ffn": 6400, "heads": 2, "kv_heads": 1, "head_dim": 64},
 }
 
 
-@pytest.mark.parametrize("width", [8, 32])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
 def test_a_step_of_waiting_blocks_computes_the_model(

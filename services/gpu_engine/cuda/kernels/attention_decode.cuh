@@ -81,6 +81,29 @@ __device__ inline u32 value_pair(const ValueRun& first, const ValueRun& second, 
   }
 }
 
+struct IsMade {
+  __device__ void operator()() const {}
+};
+
+// A row's newest key and value. They are in their page with the rest, and the queries are there; or make() leaves them
+// in shared memory, and the queries, by all threads of the split while older keys are on their way. Null if they are
+// in the page, or of another split.
+template <class Make = IsMade>
+struct Newest {
+  Make make = {};
+  const KvElement *key = nullptr, *value = nullptr;
+};
+
+// Puts a key and its value where copy_group would have put them, by a warp.
+template <u32 kStages>
+__device__ inline void place_key(DecodeRing<kStages>& ring, u32 stage, u32 key, const KvElement* keys,
+                                 const KvElement* values) {
+  const u32 piece = threadIdx.x % 32;
+  if (piece >= kKeyPieces) return;
+  reinterpret_cast<uint4*>(ring.keys[stage])[key_piece(key, piece)] = reinterpret_cast<const uint4*>(keys)[piece];
+  reinterpret_cast<uint4*>(ring.values[stage])[value_piece(key, piece)] = reinterpret_cast<const uint4*>(values)[piece];
+}
+
 template <u32 kStages>
 __device__ inline void copy_group(DecodeRing<kStages>& ring, u32 stage, const KvElement* source) {
   const u32 keys = shared_address(ring.keys[stage]), values = shared_address(ring.values[stage]);
@@ -95,10 +118,10 @@ __device__ inline void copy_group(DecodeRing<kStages>& ring, u32 stage, const Kv
 }
 
 // One warp's share of the keys from `begin` to `end`: leaves its sums in `area` and `shared`.
-template <u32 kStages>
+template <u32 kStages, class Make>
 __device__ inline void decode_warp(DecodeArea<kStages>& area, DecodeShared& shared, const Operand* query,
                                    const KvElement* pages, const i32* page_line, u32 kv_head, u32 begin, u32 end,
-                                   float scale) {
+                                   float scale, const Newest<Make>& newest) {
   const u32 warp = warp_in_group(), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const u32 all = (end - begin + kGroupKeys - 1) / kGroupKeys, groups = (all + kWarps - 1 - warp) / kWarps;
   DecodeRing<kStages>& ring = area.ring;
@@ -115,6 +138,7 @@ __device__ inline void decode_warp(DecodeArea<kStages>& area, DecodeShared& shar
   };
 #pragma unroll 2
   for (u32 group = 0; group < kStages; ++group) fetch(group);
+  newest.make();
 
   uint4 q[kHeadDim / 32];
 #pragma unroll
@@ -129,6 +153,11 @@ __device__ inline void decode_warp(DecodeArea<kStages>& area, DecodeShared& shar
   for (u32 group = 0; group < groups; ++group) {
     wait_copies<kStages - 1>();
     __syncwarp();
+    const u32 valid = end - first_key(group);  // keys of this group and beyond
+    if (newest.key && valid <= kGroupKeys) {
+      place_key(ring, group % kStages, valid - 1, newest.key, newest.value);
+      __syncwarp();
+    }
     const uint4* keys = reinterpret_cast<const uint4*>(ring.keys[group % kStages]);
     const KvElement* values = ring.values[group % kStages];
     float score[2][2] = {};
@@ -146,7 +175,6 @@ __device__ inline void decode_warp(DecodeArea<kStages>& area, DecodeShared& shar
       }
     }
 
-    const u32 valid = end - first_key(group);  // keys of this group and beyond
     float top = maximum;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -265,15 +293,16 @@ __device__ inline void add_splits(DecodeShared& shared, const WorkList& work, u3
 }
 
 // `query` is that of the KV head's first query head, rotated; area_of(warp) is that warp's DecodeArea.
-template <class AreaOf>
+template <class AreaOf, class Make = IsMade>
 __device__ inline void decode_split(const AreaOf& area_of, DecodeShared& shared, const Step& step, const WorkList& work,
                                     const WorkItem& item, u32 kv_head, const Operand* query, const KvElement* pages,
-                                    bf16* out, const AttentionScales& scales) {
+                                    bf16* out, const AttentionScales& scales, const Newest<Make>& newest = {}) {
   const u32 splits = split_count(item.kv_length), end = min(item.first + split_keys(item.kv_length), item.kv_length);
   const i32* page_line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
   bf16* target = out + static_cast<u64>(item.token) * kQueryWidth + kv_head * kGroup * kHeadDim;
 
-  decode_warp(area_of(warp_in_group()), shared, query, pages, page_line, kv_head, item.first, end, scales.score);
+  decode_warp(area_of(warp_in_group()), shared, query, pages, page_line, kv_head, item.first, end, scales.score,
+              newest);
   synchronize_warpgroup();
   for (u32 i = thread_in_group(); i < kGroup * kHeadDim; i += kWarpgroup) {
     const u32 head = i / kHeadDim;

@@ -11,7 +11,8 @@ extern "C" __device__ u32 fused_shared_bytes = kFusedSharedBytes;
 extern "C" __device__ u32 fused_layer_bytes = sizeof(FusedLayer), fused_model_bytes = sizeof(FusedModel);
 
 extern "C" __global__ void __launch_bounds__(128)
-    fused_begin(Step step, const bf16* table, float* residual, u32* progress, u32 counters) {
+    fused_begin(Step step, const bf16* table, float* residual, u32* progress, u32 counters, u32* launch) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) ++*launch;
   for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < counters; i += gridDim.x * blockDim.x) progress[i] = 0;
   if (blockIdx.x < step.counts->tokens) embed(step, blockIdx.x, table, residual);
 }

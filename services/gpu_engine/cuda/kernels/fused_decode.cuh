@@ -33,11 +33,31 @@ struct FusedModel {
   const bf16* last_norm;
   const float2* turns;  // [context, kHalf]
   u32* progress;        // [kParts layers + 1, 2]
+  const u32* launch;    // its number
+  u64* fused;           // marked pairs, [kTokens, kQkvWidth / 2]
+  u64* delta;           // marked pairs, [kTokens, kHidden / 2]
   float* residual;      // [rows, kHidden]
-  bf16 *normed, *fused, *attended, *delta, *activated, *last;
+  bf16 *normed, *attended, *activated, *last;
   float* logits;
   u32 layer_count;
   float eps, scale;
+};
+
+// Two bf16 with the mark of the product that they are of: whoever waits for them sees by each word whether it is there.
+struct MarkedPairs {
+  u64* words;
+  u32 mark;
+
+  __device__ void operator()(u64 pair, u32 outputs) const { store_marked(words + pair, outputs, mark); }
+};
+
+// Of a row, from `words` on.
+struct MarkedRow {
+  const u64* words;
+  u32 mark;
+
+  __device__ MarkedRow head(u32 index) const { return {words + index * (kHeadDim / 2), mark}; }
+  __device__ uint4 operator()(u32 i) const { return await_marked(words + i / 2, mark); }
 };
 
 // A product with what comes before it; a step is a walk over all of them.
@@ -56,15 +76,27 @@ struct Turn {
   __device__ u32* result() const { return input() + 1; }                // and by the product's blocks
 };
 
-// Warpgroups that attend, and how deep their rings are, of as many bytes in FP8 as in bf16: few rows have few splits.
-inline constexpr u32 kAttenders = kTokens > 16 ? 2 : 1, kDecodeStages = 2 * kPacked / kAttenders;
+// Warpgroups that attend: few rows have few splits.
+inline constexpr u32 kAttenders = kTokens > 16 ? 2 : 1;
 
 // They work in slots of the ring, which are lent to blocks that have splits, between the weights of QKV and output.
-using Area = DecodeArea<kDecodeStages>;
-inline constexpr u32 kAreasOfSlot = kSlotWeightBytes / sizeof(Area);
-inline constexpr u32 kAreaSlots = kAttenders * kWarps / kAreasOfSlot;
-inline constexpr u32 kLentSlots = kAreaSlots > 2 * kAttenders ? kAreaSlots : 2 * kAttenders;
-static_assert(kAreasOfSlot > 0 && sizeof(DecodeShared) <= kMostBoxes * kTokenBytes);
+using Area = DecodeArea<2 * kPacked>;
+inline constexpr u32 kAreasOfSlot = kSlotBytes / sizeof(Area);
+inline constexpr u32 kAreaSlots = (kAttenders * kWarps + kAreasOfSlot - 1) / kAreasOfSlot;
+static_assert(kAreasOfSlot > 0);
+
+// What a split's queries become, and its row's newest key and value.
+struct Rotated {
+  alignas(16) Operand query[kGroup * kHeadDim];
+  alignas(16) KvElement key[kHeadDim], value[kHeadDim];
+};
+
+// Smaller parts lie behind slots' areas, or in a slot more.
+inline constexpr u32 kPartBytes = 4096, kSmallParts = 2 * kAttenders;
+inline constexpr bool kPartsBehind =
+    kSlotBytes - kAreasOfSlot * sizeof(Area) >= kPartBytes && kAreaSlots >= kSmallParts;
+inline constexpr u32 kLentSlots = kAreaSlots + !kPartsBehind;
+static_assert(sizeof(DecodeShared) <= kPartBytes && sizeof(Rotated) <= kPartBytes);
 
 struct Lent {
   const WeightRing& ring;
@@ -73,17 +105,19 @@ struct Lent {
   // Of one of the attender's warps.
   __device__ Area& area(u32 warp) const {
     const u32 index = attender * kWarps + warp;
-    return reinterpret_cast<Area*>(ring.weights(slot(index / kAreasOfSlot)))[index % kAreasOfSlot];
+    return reinterpret_cast<Area*>(slot(index / kAreasOfSlot))[index % kAreasOfSlot];
   }
-  __device__ DecodeShared& shared() const { return *reinterpret_cast<DecodeShared*>(ring.activations(slot(attender))); }
-  __device__ Operand* query() const {  // [kGroup, kHeadDim]
-    return reinterpret_cast<Operand*>(ring.activations(slot(kAttenders + attender)));
-  }
+  __device__ DecodeShared& shared() const { return *reinterpret_cast<DecodeShared*>(part(2 * attender)); }
+  __device__ Rotated& rotated() const { return *reinterpret_cast<Rotated*>(part(2 * attender + 1)); }
 
  private:
-  __device__ u32 slot(u32 i) const { return first + i < ring.slots ? first + i : first + i - ring.slots; }
+  __device__ unsigned char* slot(u32 i) const {
+    return ring.weights(first + i < ring.slots ? first + i : first + i - ring.slots);
+  }
+  __device__ unsigned char* part(u32 i) const {
+    return kPartsBehind ? slot(i) + kAreasOfSlot * sizeof(Area) : slot(kAreaSlots) + i * kPartBytes;
+  }
 };
-static_assert(2 * kGroup * kHeadDim <= kMostBoxes * kTokenBytes);
 
 struct FusedShared {
   StreamBarriers barriers;
@@ -145,6 +179,7 @@ struct Consumers {
   const FusedModel& model;
   const u32* first_split;  // FusedShared's
   u32 rows, splits;        // splits of all rows and KV heads
+  u32 first_mark;          // of the launch
   ConsumersMeet meet = {};
 
   __device__ void run(const WeightRing& ring) const {
@@ -163,11 +198,18 @@ struct Consumers {
           case kHead:
             Logits{model.logits}.write(sums, problem, row);
             break;
+          case kQkv:
+            Store<MarkedPairs>{{model.fused, mark(turn)}}.write(sums, problem, row);
+            break;
           default:
-            Store{part == kQkv ? model.fused : model.delta}.write(sums, problem, row);
+            Store<MarkedPairs>{{model.delta, mark(turn)}}.write(sums, problem, row);
         }
       });
-      report(turn.result());
+      if (part == kGateUp) {
+        report(turn.result());
+      } else {
+        meet();  // a warpgroup that is a whole ring ahead takes what is in a slot for what will be there
+      }
     }
   }
 
@@ -194,24 +236,23 @@ struct Consumers {
     if (threadIdx.x == 0) report_phase(phase);
   }
 
-  // Until the product before has left what is to be added to the residual stream, in all but the first norm.
-  __device__ void wait_for_delta(const Turn& turn) const {
-    if (turn.index == 0) return;
-    const u32 before = turn.index % kParts == kQkv ? kDown : kOutput;
-    if (threadIdx.x == 0) wait_for_phase(turn.result() - 2, model.products[before].blocks());
-    meet();
+  __device__ u32 mark(const Turn& turn) const { return first_mark + turn.index; }
+
+  // What the product before adds to a row of the residual stream.
+  __device__ auto delta_of(const Turn& turn, u32 row) const {
+    const MarkedRow delta{model.delta + row * (kHidden / 2), mark(turn) - 1};
+    return [delta](u32 i) { return unpack(delta(i)); };
   }
 
   // A row is always the same block's, so its residual stream stays in one place.
   __device__ void norm_rows(const Turn& turn, const bf16* weight) const {
-    const auto await = [&] { wait_for_delta(turn); };
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
-      const u32 at = row * kHidden;
+      float* residual = model.residual + row * kHidden;
+      bf16* out = model.normed + row * kHidden;
       if (turn.index == 0) {
-        normalize<false>(model.residual + at, Nothing{}, weight, model.normed + at, model.eps, meet, await);
+        normalize(residual, nullptr, Nothing{}, weight, out, model.eps, meet);
       } else {
-        const Loaded delta{model.delta + at};
-        normalize<true>(model.residual + at, delta, weight, model.normed + at, model.eps, meet, await);
+        normalize(residual, residual, delta_of(turn, row), weight, out, model.eps, meet);
       }
       report(turn.input());
     }
@@ -219,11 +260,15 @@ struct Consumers {
 
   __device__ void norm_samples(const Turn& turn) const {
     const u32 samples = step.counts->samples;
-    const auto await = [&] { wait_for_delta(turn); };
+    const auto await = [&] {  // for the residual stream of the last layer's second norm, which gate-up comes after
+      const Turn gate_up{model, turn.index - kParts + kGateUp};
+      if (threadIdx.x == 0) wait_for_phase(gate_up.result(), model.products[kGateUp].blocks());
+      meet();
+    };
     for (u32 sample = blockIdx.x; sample < samples; sample += gridDim.x) {
-      const u32 from = step.sample_row[sample] * kHidden, to = sample * kHidden;
-      const Loaded delta{model.delta + from};
-      normalize<false>(model.residual + from, delta, model.last_norm, model.last + to, model.eps, meet, await);
+      const u32 row = step.sample_row[sample];
+      normalize(model.residual + row * kHidden, nullptr, delta_of(turn, row), model.last_norm,
+                model.last + sample * kHidden, model.eps, meet, await);
       report(turn.input());
     }
   }
@@ -236,18 +281,22 @@ struct Consumers {
     if (warpgroup >= kAttenders) return;
     ring.borrow(kLentSlots, slots);
     const Lent lent{ring, slots.stage, warpgroup};
-    if (thread_in_group() == 0) wait_for_phase(turn.result() - 2, model.products[kQkv].blocks());
-    synchronize_warpgroup();
     const FusedLayer& layer = turn.weights();
     const AttentionScales scales(model.scale, layer.scales);
     const auto area_of = [&](u32 warp) -> Area& { return lent.area(warp); };
     for (u32 i = warpgroup * gridDim.x + blockIdx.x; i < splits; i += kAttenders * gridDim.x) {
       const WorkItem item = split_of(i / kKvHeads);
       const u32 kv_head = i % kKvHeads;
-      rotate(lent.query(), layer, item, kv_head);
-      synchronize_warpgroup();
-      decode_split(area_of, lent.shared(), step, work, item, kv_head, lent.query(), layer.pages, model.attended,
-                   scales);
+      const bool last = item.first + split_keys(item.kv_length) >= item.kv_length;
+      const Rotated& rotated = lent.rotated();
+      const auto make = [&] {
+        rotate(lent.rotated(), layer, item, kv_head, last, mark(turn) - 1);
+        synchronize_warpgroup();
+        if (last) store_newest(rotated, layer, item, kv_head);
+      };
+      const Newest<decltype(make)> newest{make, last ? rotated.key : nullptr, rotated.value};
+      decode_split(area_of, lent.shared(), step, work, item, kv_head, rotated.query, layer.pages, model.attended,
+                   scales, newest);
       synchronize_warpgroup();
       if (thread_in_group() == 0) report_phase(turn.input());
     }
@@ -261,28 +310,35 @@ struct Consumers {
     return {row, static_cast<u32>(step.sequence[row]), row, 1, length, split * split_keys(length), first, split};
   }
 
-  // The split's queries into shared memory; the token's key and value, which its last split reads, into their page.
-  __device__ void rotate(Operand* query, const FusedLayer& layer, const WorkItem& item, u32 kv_head) const {
-    const u32 position = item.kv_length - 1;
-    const bool last = item.first + split_keys(item.kv_length) > position;
-    const bf16* fused = model.fused + item.token * kQkvWidth;
-    const float2* turns = model.turns + static_cast<u64>(position) * kHalf;
+  // The split's queries; the row's newest key and value too, if this is its last split.
+  __device__ void rotate(Rotated& rotated, const FusedLayer& layer, const WorkItem& item, u32 kv_head, bool last,
+                         u32 qkv) const {
+    const MarkedRow fused{model.fused + item.token * (kQkvWidth / 2), qkv};
+    const float2* turns = model.turns + static_cast<u64>(item.kv_length - 1) * kHalf;
     const u32 job = threadIdx.x % kJobs;
     for (u32 head = thread_in_group() / kJobs; head < kGroup + (last ? 2 : 0); head += kWarpgroup / kJobs) {
       if (head < kGroup) {
-        const bf16* source = fused + (kv_head * kGroup + head) * kHeadDim;
-        rotate_head(source, query + head * kHeadDim, job, layer.query_norm, turns, model.eps);
-        continue;
-      }
-      const i32* line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
-      KvElement* key = layer.pages + page_offset(line[position / kPageSize], kv_head) + position % kPageSize * kHeadDim;
-      const bf16* source = fused + (kHeads + kv_head) * kHeadDim;
-      if (head == kGroup) {
-        rotate_head(source, key, job, layer.key_norm, turns, model.eps, layer.scales.key);
+        const MarkedRow source = fused.head(kv_head * kGroup + head);
+        rotate_head(source, rotated.query + head * kHeadDim, job, layer.query_norm, turns, model.eps);
+      } else if (head == kGroup) {
+        const MarkedRow source = fused.head(kHeads + kv_head);
+        rotate_head(source, rotated.key, job, layer.key_norm, turns, model.eps, layer.scales.key);
       } else {
-        copy_head(source + kKvHeads * kHeadDim, key + kPageValues, job, layer.scales.value);
+        copy_head(fused.head(kHeads + kKvHeads + kv_head), rotated.value, job, layer.scales.value);
       }
     }
+  }
+
+  // Into their page, for the steps to come.
+  __device__ void store_newest(const Rotated& rotated, const FusedLayer& layer, const WorkItem& item,
+                               u32 kv_head) const {
+    const u32 position = item.kv_length - 1, i = thread_in_group();
+    if (i >= 2 * kKeyPieces) return;
+    const i32* line = step.page_table + static_cast<u64>(item.line) * step.pages_per_sequence;
+    KvElement* key = layer.pages + page_offset(line[position / kPageSize], kv_head) + position % kPageSize * kHeadDim;
+    const bool is_key = i < kKeyPieces;
+    const uint4* source = reinterpret_cast<const uint4*>(is_key ? rotated.key : rotated.value);
+    reinterpret_cast<uint4*>(is_key ? key : key + kPageValues)[i % kKeyPieces] = source[i % kKeyPieces];
   }
 };
 
@@ -304,7 +360,8 @@ __device__ inline void fused_step(unsigned char* memory, const Step& step, const
   const u32 splits = shared.first_split[rows] * kKvHeads;
   if (warp < kConsumerThreads / 32) {
     grab_registers<kConsumerRegisters>();
-    Consumers{step, work, model, shared.first_split, rows, splits}.run(ring);
+    const u32 first_mark = *model.launch * (kParts * model.layer_count + 1);
+    Consumers{step, work, model, shared.first_split, rows, splits, first_mark}.run(ring);
     return;
   }
   yield_registers<kFillerRegisters>();

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads, 4)
   wait_for_predecessor();
   const u64 at = static_cast<u64>(blockIdx.x) * kHidden;
   if (blockIdx.x >= step.counts->tokens) return;
-  normalize<true>(residual + at, Combined(work, rows, blockIdx.x), weight, out + at, eps);
+  normalize(residual + at, residual + at, Combined(work, rows, blockIdx.x), weight, out + at, eps);
 }
 
 }  // namespace blink

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
   wait_for_predecessor();
   const u64 at = static_cast<u64>(blockIdx.x) * kHidden;
   if (blockIdx.x >= step.counts->tokens) return;
-  normalize<false>(residual + at, Nothing{}, weight, out + at, eps);
+  normalize(residual + at, nullptr, Nothing{}, weight, out + at, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(kNormThreads)
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
   wait_for_predecessor();
   const u64 at = static_cast<u64>(blockIdx.x) * kHidden;
   if (blockIdx.x >= step.counts->tokens) return;
-  normalize<true>(residual + at, Loaded{delta + at}, weight, out + at, eps);
+  normalize(residual + at, residual + at, Loaded{delta + at}, weight, out + at, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(kNormThreads)
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
   if (blockIdx.x >= step.counts->samples) return;
   const i32 row = step.sample_row[blockIdx.x];
   const u64 at = static_cast<u64>(step.row_start[row + 1] - 1) * kHidden;
-  normalize<false>(residual + at, Loaded{delta + at}, weight, out + static_cast<u64>(blockIdx.x) * kHidden, eps);
+  normalize(residual + at, nullptr, Loaded{delta + at}, weight, out + static_cast<u64>(blockIdx.x) * kHidden, eps);
 }
 
 }  // namespace blink

@@ -26,11 +26,11 @@ struct AtOnce {
   __device__ void operator()() const {}
 };
 
-// `delta(i)` gives elements i to i + 7 of what is added. kWriteBack: r is written to `residual`. `barrier` is that of
-// the threads that take part. `await` returns when residual and delta are there; the weights travel meanwhile.
-template <bool kWriteBack, class Delta, class Barrier = WholeBlock, class Await = AtOnce>
-__device__ inline void normalize(float* residual, const Delta& delta, const bf16* weight, bf16* out, float eps,
-                                 const Barrier& barrier = {}, const Await& await = {}) {
+// `delta(i)` gives elements i to i + 7 of what is added; r is written to `sum`, if that is not null. `barrier` is that
+// of the threads that take part. `await` returns when residual and delta are there; the weights travel meanwhile.
+template <class Delta, class Barrier = WholeBlock, class Await = AtOnce>
+__device__ inline void normalize(const float* residual, float* sum, const Delta& delta, const bf16* weight, bf16* out,
+                                 float eps, const Barrier& barrier = {}, const Await& await = {}) {
   __shared__ float scratch[kNormThreads / 32];
   uint4 weights[kNormPasses];
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ inline void normalize(float* residual, const Delta& delta, const bf16
     const Eight added = delta(i);
 #pragma unroll
     for (u32 k = 0; k < 8; ++k) row[pass].value[k] += added.value[k];
-    if constexpr (kWriteBack) store(residual + i, row[pass]);
+    if (sum) store(sum + i, row[pass]);
 #pragma unroll
     for (u32 k = 0; k < 8; ++k) squares += row[pass].value[k] * row[pass].value[k];
   }

@@ -31,11 +31,13 @@ extern "C" __global__ void __launch_bounds__(256)
     const u32 head = i / kJobs, job = i % kJobs;
     bf16* source = fused + head * kHeadDim;
     if (head < kHeads) {
-      rotate_head(source, reinterpret_cast<Operand*>(source), job, query_norm, turns, eps);
+      rotate_head(StoredHead{source}, reinterpret_cast<Operand*>(source), job, query_norm, turns, eps);
     } else if (head < kHeads + kKvHeads) {
-      rotate_head(source, in_page + page_offset(page, head - kHeads), job, key_norm, turns, eps, scales.key);
+      rotate_head(StoredHead{source}, in_page + page_offset(page, head - kHeads), job, key_norm, turns, eps,
+                  scales.key);
     } else {
-      copy_head(source, in_page + page_offset(page, head - kHeads - kKvHeads) + kPageValues, job, scales.value);
+      copy_head(StoredHead{source}, in_page + page_offset(page, head - kHeads - kKvHeads) + kPageValues, job,
+                scales.value);
     }
   }
 }

@@ -65,13 +65,19 @@ __device__ inline void divide(Sixteen& x, float scale) {
   }
 }
 
-// A query or key head from `source` to `target`; `weight` is its norm's or null, `turns` the position's (cos, sin).
-// Codes are of what is left after a division by `scale`.
-template <class Target>
-__device__ inline void rotate_head(const bf16* source, Target* target, u32 job, const bf16* weight, const float2* turns,
-                                   float eps, float scale = 1.0f) {
+// The elements of a head where they lie.
+struct StoredHead {
+  const bf16* head;
+  __device__ uint4 operator()(u32 i) const { return load_raw(head + i); }
+};
+
+// A query or key head to `target`; source(i) gives elements i to i + 7, in bf16, `weight` is its norm's or null,
+// `turns` the position's (cos, sin). Codes are of what is left after a division by `scale`.
+template <class Source, class Target>
+__device__ inline void rotate_head(const Source& source, Target* target, u32 job, const bf16* weight,
+                                   const float2* turns, float eps, float scale = 1.0f) {
   const Runs runs(job);
-  Sixteen x = {load(source + runs.low), load(source + runs.high)};
+  Sixteen x = {unpack(source(runs.low)), unpack(source(runs.high))};
   if (weight) norm_head(x, weight, runs, eps);
   if (runs.turned) turn(x, turns + runs.low);
   if constexpr (kIsCode<Target>) divide(x, scale);
@@ -79,17 +85,17 @@ __device__ inline void rotate_head(const bf16* source, Target* target, u32 job, 
   store(target + runs.high, x.high);
 }
 
-template <class Target>
-__device__ inline void copy_head(const bf16* source, Target* target, u32 job, float scale) {
+template <class Source, class Target>
+__device__ inline void copy_head(const Source& source, Target* target, u32 job, float scale) {
   const Runs runs(job);
   if constexpr (kIsCode<Target>) {
-    Sixteen x = {load(source + runs.low), load(source + runs.high)};
+    Sixteen x = {unpack(source(runs.low)), unpack(source(runs.high))};
     divide(x, scale);
     store(target + runs.low, x.low);
     store(target + runs.high, x.high);
   } else {
-    store_raw(target + runs.low, load_raw(source + runs.low));
-    store_raw(target + runs.high, load_raw(source + runs.high));
+    store_raw(target + runs.low, source(runs.low));
+    store_raw(target + runs.high, source(runs.high));
   }
 }
 

@@ -8,16 +8,24 @@
 
 namespace blink {
 
-// Eight outputs from `output` on of tokens 8n to 8n + 7; of lane 4g + c, `pair` is output g of tokens 2c and 2c + 1.
-__device__ inline void store_square(bf16* out, const Problem& problem, u32 n, u32 output, u32 pair) {
+// Calls store(number of the pair, two outputs as bf16) for eight outputs from `output` on of tokens 8n to 8n + 7; of
+// lane 4g + c, `pair` is output g of tokens 2c and 2c + 1.
+template <class StorePair>
+__device__ inline void store_square(const StorePair& store, const Problem& problem, u32 n, u32 output, u32 pair) {
   const u32 transposed = transpose_square(pair), lane = threadIdx.x % 32, token = 8 * n + lane / 4;
   if (token >= problem.tokens || output >= problem.outputs) return;
-  const u64 at = static_cast<u64>(token) * problem.outputs + output + lane % 4 * 2;
-  *reinterpret_cast<u32*>(out + at) = transposed;
+  store((static_cast<u64>(token) * problem.outputs + output) / 2 + lane % 4, transposed);
 }
 
-struct Store {
+struct Pairs {
   bf16* out;
+
+  __device__ void operator()(u64 pair, u32 outputs) const { reinterpret_cast<u32*>(out)[pair] = outputs; }
+};
+
+template <class StorePair = Pairs>
+struct Store {
+  StorePair store;
 
   __device__ void write(const Sums& sums, const Problem& problem, u32 row) const {
 #pragma unroll
@@ -25,7 +33,7 @@ struct Store {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const u32 i = 4 * n + 2 * half;
-        store_square(out, problem, n, row + 8 * half, pack(sums[i], sums[i + 1]));
+        store_square(store, problem, n, row + 8 * half, pack(sums[i], sums[i + 1]));
       }
     }
   }
@@ -57,7 +65,7 @@ struct Swiglu {
       float activated[2];
 #pragma unroll
       for (u32 k = 0; k < 2; ++k) activated[k] = gated(rounded(sums[4 * n + k]), rounded(sums[4 * n + 2 + k]));
-      store_square(out, problem, n, row / 2, pack(activated[0], activated[1]));
+      store_square(Pairs{out}, problem, n, row / 2, pack(activated[0], activated[1]));
     }
   }
 };

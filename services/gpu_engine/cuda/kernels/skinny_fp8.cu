@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     skinny_fp8_store(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, Fp8Matrix matrix,
                      const __grid_constant__ Problem problem, bf16* out) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  skinny_fp8<Fp8Plain>(memory, weight, x, matrix, problem, Store{out});
+  skinny_fp8<Fp8Plain>(memory, weight, x, matrix, problem, Store<>{out});
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     skinny_store(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,
                  const __grid_constant__ Problem problem, bf16* out) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  skinny_gemm<Plain>(memory, weight, x, problem, Store{out});
+  skinny_gemm<Plain>(memory, weight, x, problem, Store<>{out});
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
