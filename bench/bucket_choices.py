@@ -41,7 +41,7 @@ class BucketBench:
     def chosen(self, buckets: Sequence[int], anchors: Sequence[int]) -> MatrixProducts:
         """Products of ``buckets``, chosen in full at ``anchors``."""
         self.bench.arrays.counts.fill(0)
-        products = self.executor.products = MatrixProducts(self.bench.device, self._own)
+        products = self.executor.products = self._own()
         excerpt = partial(self._record, layers=excerpt_of(self.bench.model.layers))
         warm_up(self.bench.compiler, products, buckets, self._record, excerpt, anchors=anchors)
         return products

@@ -23,6 +23,7 @@ ALONE = {  # seconds
 SHARES = {
     "test_step": 6,
     "test_skinny_gemm": 4,
+    "test_wide_swiglu": 3,
     "test_elementwise": 2,
     "test_attention": 4,
     "test_skinny_step": 3,

@@ -16,6 +16,7 @@ from services.gpu_engine.cuda.host_loop.loop import SOURCE as HOST_LOOP
 from services.gpu_engine.cuda.kernels import SOURCES
 from services.gpu_engine.cuda.mixture import MIXTURE_SOURCES
 from services.gpu_engine.cuda.skinny_schedule import WIDTHS
+from services.gpu_engine.cuda.wide_schedule import TILES
 
 LOOP_THREADS = (256, 512)
 
@@ -57,6 +58,8 @@ def builds_of(geometry: Geometry) -> Iterator[Build]:
     yield Build.of(("sampling.cu",), {"BLINK_VOCABULARY": geometry.config.vocabulary})
     for width in WIDTHS:
         yield Build.of(("skinny_gemm.cu",), {"BLINK_SKINNY_TOKENS": width})
+    for tile in TILES:
+        yield Build.of(("wide_swiglu.cu",), tile.defines)
     for width in () if geometry.config.mixture else FUSED_WIDTHS:
         yield Build.of((FUSED_SOURCE,), defines | {"BLINK_SKINNY_TOKENS": width})
 

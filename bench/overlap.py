@@ -72,8 +72,9 @@ def place_of(kernel: str, before: str) -> str:
         case "skinny_store":
             return {"first norm": "qkv", "attention": "output"}.get(before, "down")
         case _:
-            names = {"skinny_swiglu": "gate-up", "swiglu": "gate-up", "skinny_logits": "logits"}
-            return names.get(kernel, kernel.replace("_", " "))
+            if kernel.endswith("swiglu"):
+                return "gate-up"
+            return "logits" if kernel == "skinny_logits" else kernel.replace("_", " ")
 
 
 class TriggerCompiler(Compiler):

@@ -36,10 +36,11 @@ from services.gpu_engine.cuda.cublas_lt import CublasLt, Operands, Shape
 from services.gpu_engine.cuda.driver import carve_out
 from services.gpu_engine.cuda.executor import StepExecutor
 from services.gpu_engine.cuda.holds import Holds
-from services.gpu_engine.cuda.products import MatrixProducts
+from services.gpu_engine.cuda.products import MatrixProducts, WideWays
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.step_arrays import StepArrays, StepLimits
 from services.gpu_engine.cuda.step_clock import Captured, StepClock
+from services.gpu_engine.cuda.wide_swiglu import WideSwiglu
 
 CONTEXT = 192
 TOKENS, ROWS, PAGES_PER_SEQUENCE = 2048, 256, 128
@@ -54,7 +55,7 @@ class Chooser:
     """A way to choose.
 
     Attributes:
-        own: our own kernel is among the candidates, and the order of summation is kept.
+        own: our own kernels are among the candidates, and the order of summation is kept.
         empty: the step's counts are zero meanwhile.
     """
 
@@ -94,12 +95,14 @@ class ContextBench:
             Chooser(f"{IN_ORDER} in context, real step", True, self._in_context),
         )
 
-    def _kernels(self, percent: int | None) -> tuple[StepExecutor, SkinnyGemm]:
+    def _kernels(self, percent: int | None) -> tuple[StepExecutor, Callable[[], MatrixProducts]]:
+        """A step's kernels, and what makes products that have our own kernels."""
         with carve_out(percent):
             executor = self.model.executor(self.arrays, self.pages, self.compiler)
-            own = SkinnyGemm(self.device, self.compiler)
+            skinny, kernel = SkinnyGemm(self.device, self.compiler), WideSwiglu(self.device, self.compiler)
         executor.activations.randomize()
-        return executor, own
+        wide = WideWays(kernel, executor.kernels.swiglu, executor.activations.gate_up)
+        return executor, lambda: MatrixProducts(self.device, skinny, wide=wide)
 
     def upload(self, tokens: int) -> int:
         """The same step for the same ``tokens``: of so many rows that decode, or a prompt where that is more than ROWS.
@@ -119,7 +122,7 @@ class ContextBench:
 
     def variant(self, chooser: Chooser, percent: int | None, tokens: int) -> Variant:
         executor, own = self.kernels[percent]
-        products = executor.products = MatrixProducts(self.device, own if chooser.own else None)
+        products = executor.products = own() if chooser.own else MatrixProducts(self.device, None)
         sampled, stream = self.upload(tokens), self.clock.stream
 
         def launch(**layers: Any) -> None:

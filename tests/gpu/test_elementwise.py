@@ -174,7 +174,8 @@ def test_swiglu(
 ) -> None:
     bench = KernelBench(device, compiler, rng, rows, ffn=ffn)
     gate_up, values = bench.random(bench.tokens, 2 * ffn, scale=4.0)
-    out = poisoned(2 * bench.tokens * ffn)
-    bench.kernels.swiglu(stream, bench.tokens + 5, gate_up.pointer, out.pointer)
+    out = poisoned(2 * (bench.tokens + 1) * ffn)
+    bench.kernels.swiglu(stream, bench.tokens, gate_up.pointer, out.pointer)
+    assert (out.download(np.uint16, (bench.tokens + 1, ffn))[bench.tokens] == 0xFFFF).all()
     gate, up = values[:, :ffn], values[:, ffn:]
     assert relative_error(bfloat16_of(out, bench.tokens, ffn), gate / (1 + np.exp(-gate)) * up) < BF16_ERROR

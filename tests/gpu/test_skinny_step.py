@@ -15,9 +15,10 @@ pytest.importorskip("cuda.bindings", reason="needs blink[cuda]")
 from services.gpu_engine.cuda.choosing import excerpt_of
 from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Stream
-from services.gpu_engine.cuda.products import MatrixProducts
+from services.gpu_engine.cuda.products import MatrixProducts, WideWays
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.warm_up import warm_up
+from services.gpu_engine.cuda.wide_swiglu import WideSwiglu
 from services.gpu_engine.models.family import Layer
 from tests.gpu.steps import POISON, relative_error
 from tests.gpu.test_step import GEOMETRIES, Model, Script, Sequences, load, poison, reference_logits
@@ -142,7 +143,9 @@ def test_a_row_has_the_same_logits_alone_and_in_every_bucket(
 def test_choosing_products_by_the_time_of_the_step_changes_no_bit_of_it(
     model: Model, device: Device, compiler: Compiler, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products = MatrixProducts(device, SkinnyGemm(device, compiler))
+    executor = model.executor
+    wide = WideWays(WideSwiglu(device, compiler), executor.kernels.swiglu, executor.activations.gate_up)
+    products = MatrixProducts(device, SkinnyGemm(device, compiler), wide=wide)
     monkeypatch.setattr(model.executor, "products", products)
     stream, buckets = Stream(), [4, 16, 64, 72, 128]
     script: Script = [[9, 5, 30, 20], [1, 1, 1, 1]]

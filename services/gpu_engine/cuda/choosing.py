@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from services.gpu_engine.cuda.cublas_lt import Operands, Shape
 from services.gpu_engine.cuda.driver import Stream
-from services.gpu_engine.cuda.products import SKINNY, MatrixProducts
+from services.gpu_engine.cuda.products import MatrixProducts, kernel_of
 from services.gpu_engine.cuda.step_clock import StepClock
 from services.gpu_engine.models.family import Layer
 
@@ -96,9 +96,9 @@ def by_share(alone: Mapping[Shape, Mapping[str, float]], seen: Mapping[Shape, Co
 
 def likely(alone: Mapping[str, float]) -> list[str]:
     """Of ways with their seconds alone: the first of each kernel's, and the fastest of those not far behind."""
-    firsts: dict[bool, str] = {}
+    firsts: dict[str, str] = {}
     for way in alone:
-        firsts.setdefault(way.startswith(SKINNY), way)
+        firsts.setdefault(kernel_of(way), way)
     limit = FAR * min(alone.values())
     near = sorted((way for way in alone if alone[way] <= limit), key=alone.__getitem__)
     return list(dict.fromkeys([*firsts.values(), *near[:MOST_NEAR]]))

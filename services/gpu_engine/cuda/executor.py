@@ -22,11 +22,12 @@ from services.gpu_engine.cuda.geometry import BF16_BYTES, Geometry
 from services.gpu_engine.cuda.kernels import Kernels
 from services.gpu_engine.cuda.kv_scales import NO_SCALES, CKvScales
 from services.gpu_engine.cuda.mixture import MixtureKernels
-from services.gpu_engine.cuda.products import MatrixProducts
+from services.gpu_engine.cuda.products import MatrixProducts, WideWays
 from services.gpu_engine.cuda.sampler import Sampler
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.step_arrays import StepAddresses, StepLimits
 from services.gpu_engine.cuda.weights import DeviceWeights
+from services.gpu_engine.cuda.wide_swiglu import WideSwiglu
 from services.gpu_engine.models.config import ModelConfig
 from services.gpu_engine.models.family import Attention, Embedding, FeedForward, Head, Layer, Mixture, TensorSpec
 from services.gpu_engine.models.rope import rotary_frequencies
@@ -83,7 +84,7 @@ class StepExecutor:
         pages: of the KV cache.
         kv_scales: of each attention layer's keys and values in an FP8 cache; 1 if not given.
         fp8_scratch: bytes of the largest matrix in FP8 once dequantized; 0 where none is FP8.
-        skinny: products of few tokens may be skinny_gemm.py's; without, a row's bits may depend on the bucket.
+        skinny: products may be skinny_gemm.py's and wide_swiglu.py's; without, a row's bits may depend on the bucket.
         fused: steps of few decoding rows may be one kernel, ``launch_decode``.
     """
 
@@ -117,7 +118,9 @@ class StepExecutor:
         layers_scales = [CKvScales(*pair) for pair in kv_scales or ()]
         self._kv_scales = layers_scales or [NO_SCALES] * geometry.config.layers
         self.turns = Buffer.of(rotary_table(geometry.config, limits.pages_per_sequence * geometry.page_size))
-        self.products = MatrixProducts(device, SkinnyGemm(device, compiler) if skinny else None, compiler.cache)
+        few = SkinnyGemm(device, compiler) if skinny else None
+        many = WideWays(WideSwiglu(device, compiler), self.kernels.swiglu, self.activations.gate_up) if skinny else None
+        self.products = MatrixProducts(device, few, compiler.cache, many)
         self._fp8: Fp8Products | None = None
         if fp8_scratch:
             scratch = Buffer(fp8_scratch, "the largest FP8 matrix in bf16")

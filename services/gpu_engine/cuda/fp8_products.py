@@ -1,7 +1,7 @@
 """Products of FP8 weights: what a bf16 product of the dequantized weights gives, from half the bytes.
 
-Up to 64 tokens by kernels/skinny_fp8.cu, up to MOST_TOKENS by several launches of it, each over 64 tokens; more by the
-library, over weights that kernels/dequantize_fp8.cu leaves in bf16 just before (docs/decisions/0020-fp8.md has the
+Up to 64 tokens by kernels/skinny_fp8.cu, up to MOST_TOKENS by several launches of it, each over 64 tokens; more by
+products.py, over weights that kernels/dequantize_fp8.cu leaves in bf16 just before (docs/decisions/0020-fp8.md has the
 arithmetic). Weights are the same bf16 numbers in each, and sums run in the engine's one order (products.py).
 """
 
@@ -76,13 +76,17 @@ class Fp8Products:
 
     def fuses_swiglu(self, m: int) -> bool:
         """Whether ``swiglu`` can be used for so many tokens."""
-        return m <= MOST_TOKENS
+        return m <= MOST_TOKENS or self._products.fuses_swiglu(m)
 
     def swiglu(self, stream: Stream, x: int, weight: Fp8Matrix, out: int, *, m: int, n: int, k: int) -> None:
         """Launch out[m, n] = silu(x @ gate^T) * (x @ up^T), ``weight`` [2 n, k] being gate over up.
 
         Bit for bit what ``matmul`` and the SwiGLU kernel make of it.
         """
+        if m > MOST_TOKENS:
+            dequantized = self.dequantize(stream, weight, rows=2 * n, columns=k)
+            self._products.swiglu(stream, x, dequantized, out, m=m, n=n, k=k)
+            return
         plan = schedules(2 * n, self._multiprocessors)[0]
         shape, strides = (k // 2, 8, 2, n // 8), (k, n * k, 8 * k)  # rows of eight, the gate's and up's in turn
         weight_map = cached_map(weight.codes, shape, strides, (DEPTH // 2, 8, 2, plan.rows // 16))

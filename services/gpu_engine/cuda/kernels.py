@@ -115,6 +115,7 @@ class Kernels:
         self._attention.launch(stream, grid, ATTENTION_BLOCK, (*arguments, scale, scales), self._shared)
 
     def swiglu(self, stream: Stream, tokens: int, gate_up: int, out: int) -> None:
+        """Of all ``tokens``, whatever the step's count."""
         chunks = -(-self._geometry.config.ffn // (8 * SWIGLU_BLOCK))
-        arguments = (self._step, pointer(gate_up), pointer(out))
+        arguments = (c_uint32(tokens), pointer(gate_up), pointer(out))
         self._swiglu.launch(stream, (chunks, tokens, 1), SWIGLU_BLOCK, arguments)

@@ -89,6 +89,7 @@ def test_compared_in_the_step_are_the_first_of_each_kernel_and_the_fastest_alone
     expected = ["skinny 0", "library", *(f"skinny {rows}" for rows in range(1, MOST_NEAR + 1))]
     assert likely(alone) == expected
     assert likely({"only": 1.0}) == ["only"]
+    assert likely({"wide 128x224": 2.0, "wide 64x128": 1.9, "library": 1.0}) == ["wide 128x224", "library"]
     assert likely({"a": 1.0, "b": 0.99 * FAR, "c": 1.01 * FAR}) == ["a", "b"]
 
 

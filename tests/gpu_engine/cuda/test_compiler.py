@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the CUDA compilers of blink[cuda]")
 
-from services.gpu_engine.cuda import compiler, fp8_products, skinny_gemm, skinny_schedule
+from services.gpu_engine.cuda import compiler, fp8_products, skinny_gemm, skinny_schedule, wide_schedule, wide_swiglu
 from services.gpu_engine.cuda.compiler import KERNELS, Compiler
 from services.gpu_engine.cuda.errors import KernelBuildError
 from services.gpu_engine.cuda.fused_decode import WIDTHS as FUSED_WIDTHS
@@ -49,10 +49,15 @@ def build(geometry: Geometry, sources: Sequence[str], arch: str = "sm_90a") -> N
         assert {*CONSTANT.findall((KERNELS / source).read_text())} <= symbols(cubin)
 
 
+def sections(elf: bytes) -> list[tuple[int, ...]]:
+    """The headers of an ELF64 file."""
+    table, entry_bytes, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
+    return [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * entry_bytes) for i in range(count)]
+
+
 def symbols(elf: bytes) -> set[str]:
     """Names that the driver can look up in an ELF64 file: a constant that no kernel reads may have been dropped."""
-    table, entry_bytes, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * entry_bytes) for i in range(count)]
+    headers = sections(elf)
     found = set()
     for _, kind, _, _, start, size, link, _, _, each in headers:
         if kind != 2:  # SHT_SYMTAB
@@ -61,6 +66,19 @@ def symbols(elf: bytes) -> set[str]:
         for at in range(start, start + size, each):
             (name,) = struct.unpack_from("<I", elf, at)
             found.add(elf[names + name : elf.index(b"\0", names + name)].decode())
+    return found
+
+
+def stack_bytes(elf: bytes) -> list[int]:
+    """Of a thread, for each function of a cubin: what registers don't hold is spilled there."""
+    found = []
+    for _, kind, _, _, start, size, *_ in sections(elf):
+        at = start if kind == 0x70000000 else start + size  # SHT_CUDA_INFO
+        while at < start + size:
+            form, attribute, nbytes = struct.unpack_from("<BBH", elf, at)
+            if (form, attribute) == (4, 0x11):  # EIFMT_SVAL, EIATTR_FRAME_SIZE: of a symbol, bytes
+                found.append(struct.unpack_from("<I", elf, at + 8)[0])
+            at += 4 + (nbytes if form == 4 else 0)
     return found
 
 
@@ -90,6 +108,13 @@ def test_skinny_products_of_fp8_weights_compile_for_hopper(tokens: int) -> None:
     assert all(b".text." + entry.encode() + b"\0" in cubin for entry in fp8_products.KERNELS)
 
 
+@pytest.mark.parametrize("tile", wide_schedule.TILES, ids=str)
+def test_wide_products_compile_for_hopper_and_spill_no_registers(tile: wide_schedule.WideTile) -> None:
+    cubin = Compiler("sm_90a").build(["wide_swiglu.cu"], tile.defines)
+    assert b".text." + wide_swiglu.KERNEL.encode() + b"\0" in cubin
+    assert stack_bytes(cubin) == [0]
+
+
 def test_the_dequantizing_kernel_compiles_for_hopper() -> None:
     build(GEOMETRIES["SmolLM2-135M"], ["dequantize_fp8.cu"])
 
@@ -114,8 +139,9 @@ def test_the_fused_step_compiles_for_hopper(name: str, width: int) -> None:
 
 
 def test_no_kernel_is_left_out() -> None:
-    others = {"dequantize_fp8.cu", "fused_decode.cu", "hold.cu", "sampling.cu", "skinny_fp8.cu", "skinny_gemm.cu"}
-    assert {*SOURCES, *MIXTURE_SOURCES, *others} == {path.name for path in KERNELS.glob("*.cu")}
+    products = {"dequantize_fp8.cu", "skinny_fp8.cu", "skinny_gemm.cu", "wide_swiglu.cu"}
+    others = {"fused_decode.cu", "hold.cu", "sampling.cu"}
+    assert {*SOURCES, *MIXTURE_SOURCES, *products, *others} == {path.name for path in KERNELS.glob("*.cu")}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])

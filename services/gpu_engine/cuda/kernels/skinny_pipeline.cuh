@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dependent_launch.cuh"
+#include "slot.cuh"
 #include "tma.cuh"
 
 namespace blink {
@@ -41,21 +42,6 @@ struct Ring {
     return reinterpret_cast<unsigned char*>(&barriers + 1) + stage * stage_bytes();
   }
   __device__ unsigned char* x(u32 stage) const { return weight(stage) + weight_bytes; }
-};
-
-// A stage of the ring, and the parity of its phase.
-struct Slot {
-  u32 stage = 0, parity = 0;
-
-  __device__ void advance(u32 stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-
-  __device__ void skip(u32 count, u32 stages) {
-    stage += count;
-    parity ^= stage / stages % 2;
-    stage %= stages;
-  }
 };
 
 // A chunk of the block's run, with the tile's first row.

@@ -1,6 +1,6 @@
 // Runs a kernel's blocks on the host, one after the other or, when they wait for each other, in a thread each: what a
 // kernel computes and which memory it touches can be checked without a GPU, also with copies that land as late as they
-// may. What a block has is a thread's.
+// may. What a block has is a thread's, and what a cluster's blocks have too.
 #pragma once
 
 #include <ucontext.h>
@@ -54,9 +54,10 @@ struct Context {
 };
 inline thread_local std::vector<Context> contexts;
 inline thread_local ucontext_t scheduler;
+inline thread_local unsigned running_context;
 inline thread_local const std::function<void()>* running_kernel;
 
-inline void yield() { swapcontext(&contexts[threadIdx.x].context, &scheduler); }
+inline void yield() { swapcontext(&contexts[running_context].context, &scheduler); }
 
 class Barrier {
  public:
@@ -79,18 +80,20 @@ struct Warp {
   uint64_t slot[32];
   float a[16][16], b[16][8];  // operands of a matrix instruction
 };
-inline thread_local std::unique_ptr<Barrier> block_barrier;
+inline thread_local std::unique_ptr<Barrier> block_barrier;  // of all blocks of a cluster
 inline thread_local std::vector<Warp> warps;
-inline Warp& this_warp() { return warps[threadIdx.x / 32]; }
+inline Warp& this_warp() { return warps[running_context / 32]; }
 
 inline void run_context() {
   (*running_kernel)();
-  contexts[threadIdx.x].done = true;
+  contexts[running_context].done = true;
 }
 
-inline void run_block(unsigned threads) {
-  block_barrier = std::make_unique<Barrier>(threads);
-  warps.assign(threads / 32, Warp());
+// The block that blockIdx names, or so many from it on together.
+inline void run_block(unsigned threads, unsigned blocks = 1) {
+  const unsigned first = blockIdx.x, all = threads * blocks;
+  block_barrier = std::make_unique<Barrier>(all);
+  warps.assign(all / 32, Warp());
   for (Context& each : contexts) {
     getcontext(&each.context);
     each.done = false;
@@ -98,10 +101,11 @@ inline void run_block(unsigned threads) {
     each.context.uc_link = &scheduler;
     makecontext(&each.context, run_context, 0);
   }
-  for (unsigned left = threads; left > 0;) {
-    for (unsigned i = 0; i < threads; ++i) {
+  for (unsigned left = all; left > 0;) {
+    for (unsigned i = 0; i < all; ++i) {
       if (contexts[i].done) continue;
-      threadIdx = {i, 0, 0};
+      running_context = i;
+      threadIdx = {i % threads, 0, 0}, blockIdx.x = first + i / threads;
       swapcontext(&scheduler, &contexts[i].context);
       left -= contexts[i].done;
     }
@@ -117,6 +121,17 @@ inline void launch(Dim grid, unsigned threads, const std::function<void()>& kern
       blockIdx = {x, y, 0};
       run_block(threads);
     }
+  }
+}
+
+// Clusters one after the other, their blocks in turn.
+inline void launch_clusters(unsigned clusters, unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+  gridDim = {clusters * blocks, 1, 1}, blockDim = {threads, 1, 1};
+  running_kernel = &kernel;
+  contexts = std::vector<Context>(threads * blocks);
+  for (unsigned cluster = 0; cluster < clusters; ++cluster) {
+    blockIdx = {cluster * blocks, 0, 0};
+    run_block(threads, blocks);
   }
 }
 
@@ -197,8 +212,9 @@ To bits_as(From value) {
 inline float __int_as_float(int value) { return bits_as<float>(value); }
 inline float __uint_as_float(unsigned value) { return bits_as<float>(value); }
 inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-alignas(1024) inline thread_local unsigned char dynamic_memory[256 << 10];
+alignas(1024) inline thread_local unsigned char dynamic_memory[512 << 10];
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   return static_cast<const unsigned char*>(pointer) - dynamic_memory;
 }
