@@ -67,3 +67,14 @@ def test_kernels_looked_up_inside_prefer_shared_memory(device: Device, compiler:
     with carve_out(100):
         assert preferred() == 100
     assert preferred() == before != 100
+
+
+def test_what_is_uploaded_is_there_for_a_stream_that_waits_for_nothing(device: Device) -> None:
+    """The driver returns from small copies before they have arrived."""
+    stream, source, target = Stream(), Buffer(60_000), Buffer(60_000)
+    for round_ in range(2000):
+        expected = np.full(60_000, round_ % 251, np.uint8)
+        source.upload(expected)
+        check("cuMemcpyAsync", cu.cuMemcpyAsync(target.pointer, source.pointer, source.nbytes, stream.handle))
+        stream.synchronize()
+        np.testing.assert_array_equal(target.download(np.uint8, (target.nbytes,)), expected)

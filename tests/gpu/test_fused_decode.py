@@ -45,6 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "ffn": 14336,
         "vocabulary": 32_003,
     },
+    "more splits than warpgroups": {"hidden": 640, "heads": 10, "kv_heads": 10, "head_dim": 64},
 }
 
 

@@ -151,11 +151,13 @@ class Buffer:
         return buffer
 
     def upload(self, array: NDArray[Any], offset: int = 0) -> None:
-        """Copy ``array`` to ``offset`` bytes into the buffer; returns when the source may be reused."""
+        """Copy ``array`` to ``offset`` bytes into the buffer; returns when it is there."""
         contiguous = np.ascontiguousarray(array)
         if offset + contiguous.nbytes > self.nbytes:
             raise ValueError(f"{contiguous.nbytes} bytes at {offset} do not fit a buffer of {self.nbytes}")
         check("cuMemcpyHtoD", cu.cuMemcpyHtoD(self.pointer + offset, contiguous.ctypes.data, contiguous.nbytes))
+        # Up to 64 KiB may still be on their way, and this module's streams don't wait for the default one.
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(cu.CUstream(cu.CU_STREAM_LEGACY)))
 
     def download(self, dtype: DTypeLike, shape: Sequence[int], offset: int = 0) -> NDArray[Any]:
         """Wait for the device and copy out an array that begins ``offset`` bytes into the buffer."""

@@ -86,7 +86,7 @@ Values product(const Matrix& weight, const Values& x, u32 tokens, u32 rows, u32 
   const TensorMap codes = weight_map(weight.codes.data(), columns / 2, columns, outputs, rows, kGated);
   const TensorMap plain = weight_map(weight.dequantized.data(), columns, 2 * columns, outputs, rows, kGated);
   Values out(outputs * (tokens + 1), bf16{0xFFFF});
-  using Ending = std::conditional_t<kGated, Swiglu, Store>;
+  using Ending = std::conditional_t<kGated, Swiglu, Store<>>;
   using Layout = std::conditional_t<kGated, Gated, Plain>;
   using Fp8Layout = std::conditional_t<kGated, Fp8Gated, Fp8Plain>;
   const u32 tiles = (weight.rows + rows - 1) / rows;
