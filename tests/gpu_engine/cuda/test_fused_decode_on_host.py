@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
@@ -14,25 +14,38 @@ from services.gpu_engine.engine import Precision
 from tests.gpu_engine.cuda.on_host import run_on_host
 from tests.gpu_engine.models.tiny import tiny_config
 
-BLOCKS, VOCABULARY = 3, 203
-SHAPES = {
-    "grouped": {"hidden": 192, "ffn": 320, "heads": 6, "kv_heads": 2, "head_dim": 64},
-    "head size 128, odd stages": {"hidden": 320, "ffn": 192, "heads": 2, "kv_heads": 2, "head_dim": 128},
-    "tiles of more stages than the ring": {"hidden": 64, "ffn": 6400, "heads": 2, "kv_heads": 1, "head_dim": 64},
+
+@dataclass(frozen=True)
+class Case:
+    """A small model on so many blocks."""
+
+    model: dict[str, int]
+    blocks: int = 3
+    layers: int = 2
+
+
+CASES = {
+    "grouped": Case({"hidden": 192, "ffn": 320, "heads": 6, "kv_heads": 2, "head_dim": 64}),
+    "head size 128, odd stages": Case({"hidden": 320, "ffn": 192, "heads": 2, "kv_heads": 2, "head_dim": 128}),
+    "tiles of more stages than the ring": Case({"hidden": 64, "ffn": 6400, "heads": 2, "kv_heads": 1, "head_dim": 64}),
+    "blocks that attend, and have no weights before the logits": Case(
+        {"hidden": 64, "ffn": 64, "heads": 4, "kv_heads": 1, "head_dim": 64, "vocabulary": 176}, blocks=11, layers=8
+    ),
 }
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
 def test_a_step_of_waiting_blocks_computes_the_model(
-    tmp_path: Path, shape: dict[str, int], width: int, kv_cache: Precision
+    tmp_path: Path, case: Case, width: int, kv_cache: Precision
 ) -> None:
-    model = tiny_config(**shape, vocabulary=VOCABULARY)
+    model = tiny_config(**{"vocabulary": 203, **case.model})
     defines = {
         name.removeprefix("BLINK_"): value for name, value in Geometry(model, kv_cache=kv_cache).defines().items()
     }
-    numbers = [str(number) for plan in product_plans(model, BLOCKS) for number in astuple(plan)]
+    plans = [number for plan in product_plans(model, case.blocks) for number in astuple(plan)]
+    numbers = [str(number) for number in (case.blocks, case.layers, *plans)]
     result = run_on_host(tmp_path, "fused.cpp", {**defines, "SKINNY_TOKENS": width}, numbers)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -172,7 +172,8 @@ __device__ inline void stream_activations(const FusedModel& model, const WeightR
   }
 }
 
-// The block's first two warpgroups. A phase is waited for by one thread, whom the others meet at a barrier.
+// The block's first two warpgroups. A phase is waited for by one thread, whom the others meet at a barrier. They also
+// meet after everything that uses slots: one that were a whole ring ahead would take what is in a slot for what will be.
 struct Consumers {
   const Step& step;
   const WorkList& work;
@@ -208,7 +209,7 @@ struct Consumers {
       if (part == kGateUp) {
         report(turn.result());
       } else {
-        meet();  // a warpgroup that is a whole ring ahead takes what is in a slot for what will be there
+        meet();
       }
     }
   }
@@ -220,7 +221,9 @@ struct Consumers {
         norm_rows(turn, turn.weights().attention_norm);
         break;
       case kOutput:
-        if (attends(turn, splits)) attend(turn, ring, at);
+        if (!attends(turn, splits)) break;
+        attend(turn, ring, at);
+        meet();
         break;
       case kGateUp:
         norm_rows(turn, turn.weights().feed_norm);

@@ -1,5 +1,6 @@
 // The fused decode step on the host, its blocks in threads that wait for each other, against float64 from the embedding
-// to the logits and the KV cache. Arguments: the products' plans, of fused_plan.py. Exits with 1, saying what is wrong.
+// to the logits and the KV cache. Arguments: how many blocks and layers, and the products' plans, of fused_plan.py.
+// Exits with 1, saying what is wrong.
 #include <cstdio>
 #include <numeric>
 #include <random>
@@ -13,7 +14,7 @@ using namespace blink;
 
 namespace {
 
-constexpr u32 kBlocks = 3, kVocabulary = 203, kLongest = 1200, kPages = 400;
+constexpr u32 kLongest = 1200, kPages = 400;
 constexpr u32 kPagesPerSequence = (kLongest + kPageSize - 1) / kPageSize;
 constexpr float kEps = 1e-5f;
 constexpr KvScales kScales = kFp8Cache ? KvScales{0.11f, 1.7f} : KvScales{1, 1};
@@ -166,15 +167,17 @@ void compare(const char* what, const Found& found, const Exact& expected, u64 co
 }
 
 // `again`: after a launch on other rows, whose results still lie where this one's will.
-void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1], u32 layer_count = 2, bool again = false) {
+void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1], u32 blocks, u32 layer_count,
+           bool again = false) {
+  const u32 vocabulary = plans[kHead].outputs;
   std::vector<LayerWeights> layers(layer_count);
-  const Values head = random_values(kVocabulary * kHidden, 0.1f), last_norm = random_values(kHidden, 0.1f, 1);
+  const Values head = random_values(vocabulary * kHidden, 0.1f), last_norm = random_values(kHidden, 0.1f, 1);
   const Values embedded = random_values(row_count * kHidden, 1);
   const Rows rows(row_count);
   std::vector<Pages> pages_before;
   for (LayerWeights& layer : layers) pages_before.push_back(layer.pages);
 
-  std::vector<float> residual(kTokens * kHidden, 0.5f), logits(kTokens * kVocabulary, NAN);
+  std::vector<float> residual(kTokens * kHidden, 0.5f), logits(kTokens * vocabulary, NAN);
   const bf16 poison = {0xFFFF};
   Values normed_rows(kTokens * kHidden, poison);
   std::vector<u64> fused(kTokens * kQkvWidth / 2);
@@ -210,7 +213,7 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1], u32 l
                               stage_map(last, kTokens, kHidden, kTokens, plans[kHead])};
   std::copy(std::begin(inputs), std::end(inputs), model.inputs);
   std::copy(std::begin(plans), std::end(plans), model.products);
-  model.head = weight_map(head, kVocabulary, kHidden, plans[kHead]);
+  model.head = weight_map(head, vocabulary, kHidden, plans[kHead]);
   model.layers = made.data(), model.last_norm = last_norm.data(), model.turns = rows.turns.data();
   model.progress = progress.data(), model.residual = residual.data(), model.normed = normed_rows.data();
   model.fused = fused.data(), model.attended = attended.data(), model.delta = delta.data();
@@ -226,7 +229,7 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1], u32 l
   work.arrivals = arrivals.data(), work.partial_out = partial_out.data(), work.partial_ml = partial_ml.data();
 
   const auto run = [&] {
-    launch_together(kBlocks, kFusedThreads, [&] { fused_step(dynamic_memory, step, work, model); });
+    launch_together(blocks, kFusedThreads, [&] { fused_step(dynamic_memory, step, work, model); });
   };
   if (again) run(), ++launch, std::fill(progress.begin(), progress.end(), 0);
   for (u64 i = 0; i < embedded.size(); ++i) residual[i] = to_float(embedded[i]);
@@ -249,10 +252,10 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1], u32 l
     for (u64 j = 0; j < expected.size(); ++j) expected[j] = worth(pages_before[i][j], scale_at(j));
     compare("KV cache", [&](u64 j) { return worth(w.pages[j], scale_at(j)); }, expected, expected.size());
   }
-  const Exact all = product(normed(x, last_norm), head, kVocabulary, kHidden);
-  Exact expected(samples * kVocabulary);
+  const Exact all = product(normed(x, last_norm), head, vocabulary, kHidden);
+  Exact expected(samples * vocabulary);
   for (u64 i = 0; i < expected.size(); ++i) {
-    expected[i] = all[rows.sample_row[i / kVocabulary] * kVocabulary + i % kVocabulary];
+    expected[i] = all[rows.sample_row[i / vocabulary] * vocabulary + i % vocabulary];
   }
   compare("logits", [&](u64 i) { return logits[i]; }, expected, expected.size());
   for (u64 i = expected.size(); i < logits.size(); ++i) {
@@ -267,11 +270,13 @@ void check(u32 row_count, u32 samples, const Product (&plans)[kParts + 1], u32 l
 
 int main(int argc, char** argv) {
   Product plans[kParts + 1];
-  if (argc != 1 + 6 * std::size(plans)) return 2;
+  if (argc != 3 + 6 * std::size(plans)) return 2;
+  const auto number = [&](int i) { return static_cast<u32>(std::atoi(argv[i])); };
+  const u32 blocks = number(1), layers = number(2);
   u32* numbers = &plans[0].outputs;
-  for (int i = 1; i < argc; ++i) numbers[i - 1] = static_cast<u32>(std::atoi(argv[i]));
-  check(kTokens, kTokens, plans);
+  for (int i = 3; i < argc; ++i) numbers[i - 3] = number(i);
+  check(kTokens, kTokens, plans, blocks, layers);
   late_boxes = late_copies = true;
-  check(kTokens - 3, kTokens - 4, plans);
-  check(1, 1, plans, 1, true);
+  check(kTokens - 3, kTokens - 4, plans, blocks, layers);
+  check(1, 1, plans, blocks, 1, true);
 }
