@@ -135,9 +135,9 @@ def test_results_equal_the_cpu_engines(bench: Bench, rng: np.random.Generator, _
     cpu.Kernels(1).sample(case.logits, rows, sampling, case.history, tokens, logprobs, top_tokens, top_logprobs)
     found = bench.draw(case)
     np.testing.assert_array_equal(found.tokens, tokens)
-    np.testing.assert_allclose(found.logprobs, logprobs, rtol=1e-6)
+    np.testing.assert_allclose(found.logprobs, logprobs, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(found.top_tokens, top_tokens)
-    np.testing.assert_allclose(found.top_logprobs, top_logprobs, rtol=1e-6)
+    np.testing.assert_allclose(found.top_logprobs, top_logprobs, rtol=1e-6, atol=1e-6)
 
 
 def test_log_probabilities_and_alternatives(bench: Bench, rng: np.random.Generator) -> None:

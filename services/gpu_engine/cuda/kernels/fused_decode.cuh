@@ -173,7 +173,8 @@ __device__ inline void stream_activations(const FusedModel& model, const WeightR
 }
 
 // The block's first two warpgroups. A phase is waited for by one thread, whom the others meet at a barrier. They also
-// meet after everything that uses slots: one that were a whole ring ahead would take what is in a slot for what will be.
+// meet after everything that uses slots: one that were a whole ring ahead would take what is in a slot for what will
+// be there.
 struct Consumers {
   const Step& step;
   const WorkList& work;
