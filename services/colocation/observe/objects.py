@@ -160,15 +160,15 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
 def _waits_to_start(job: Object, pods: list[Object]) -> tuple[datetime | None, str]:
     """Since when a released Job's pod is not scheduled, or not even made, and why.
 
-    A Job that Kueue holds does not wait to start, nor one that is about to have a pod counted. One whose pods have
-    failed backs off first: it waits since then.
+    A Job that Kueue holds does not wait to start, nor one whose release its controller has not seen yet, nor one that
+    is about to have a pod counted. One whose pods have failed backs off first: it waits since then.
     """
     if pods:
         conditions = [each for pod in pods for each in (pod.get("status") or {}).get("conditions") or ()]
         told = [each.get("message", "") for each in conditions if each["type"] == "PodScheduled"]
         return min(map(created, pods)), next(filter(None, told), "it is not scheduled")
     status = job.get("status") or {}
-    if job["spec"].get("suspend") or any(status.get(each) for each in _HAS_A_POD):
+    if job["spec"].get("suspend") or condition(job, "Suspended") or any(status.get(each) for each in _HAS_A_POD):
         return None, ""
     since = _status_written(job) or instant(status.get("startTime"))
     return since and since + _back_off(status.get("failed") or 0), NO_POD
@@ -177,10 +177,10 @@ def _waits_to_start(job: Object, pods: list[Object]) -> tuple[datetime | None, s
 def _status_written(job: Object) -> datetime | None:
     """When the Job's controller last changed its status: it has counted the end of the last pod then."""
     entries = job["metadata"].get("managedFields") or ()
-    return max((created_at for each in entries if (created_at := _by_status(each))), default=None)
+    return max((written for each in entries if (written := _status_time(each))), default=None)
 
 
-def _by_status(entry: Object) -> datetime | None:
+def _status_time(entry: Object) -> datetime | None:
     return instant(entry.get("time")) if entry.get("subresource") == "status" else None
 
 

@@ -158,6 +158,15 @@ def test_a_job_without_a_pod_waits_since_it_may_have_one_again(failed: int, back
     assert seen.pending_why == NO_POD
 
 
+def test_a_job_whose_release_its_controller_has_not_seen_is_not_waiting_to_start() -> None:
+    released = job(suspend=False, node="n0", conditions=[{"type": "Suspended", "status": "True"}])
+    queued_long_ago = {"manager": "kube-controller-manager", "subresource": "status", "time": "2026-03-02T12:00:00Z"}
+    released["metadata"]["managedFields"] = [queued_long_ago]
+    seen = only_tenant(filled(of_job=released))
+    assert seen.pod_pending
+    assert seen.pending_since is None
+
+
 def test_a_job_that_kueue_took_back_is_not_waiting_to_start() -> None:
     held = job(node="n0", startTime="2026-03-02T12:30:00Z", uncountedTerminatedPods={})
     held["metadata"]["labels"][QUEUE_LABEL] = "queue"
