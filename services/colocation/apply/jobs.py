@@ -26,7 +26,8 @@ def job_manifest(
 
     Its container asks for exactly ``cores``, and for as much memory as it may use, so that the pod is Guaranteed and
     a static CPU manager gives it whole CPUs of its own. Containers that run before it get the tenant's minimum, so that
-    the pod never holds more than its container. ``rdt_class`` is the container runtime's class of memory bandwidth.
+    the pod never holds more than its container. ``rdt_class`` is the container runtime's class of memory bandwidth,
+    which no tenant chooses, also where there is none.
     """
     metadata, template = tenant["metadata"], tenant["spec"]["template"]
     spec: dict[str, Any] = deepcopy(dict(template["spec"]))
@@ -47,10 +48,9 @@ def job_manifest(
     _size(pod_spec["containers"][0], cores)
     for earlier in pod_spec.get("initContainers") or ():
         _size(earlier, min(cores, tenant["spec"]["cores"]["min"]))
-    if rdt_class:
-        own_annotations = pod["metadata"].get("annotations") or {}
-        others = {name: value for name, value in own_annotations.items() if not name.startswith(RDT_PREFIX)}
-        pod["metadata"]["annotations"] = {**others, RDT_ANNOTATION: rdt_class}
+    own_annotations = pod["metadata"].get("annotations") or {}
+    others = {name: value for name, value in own_annotations.items() if not name.startswith(RDT_PREFIX)}
+    pod["metadata"]["annotations"] = {**others, **({RDT_ANNOTATION: rdt_class} if rdt_class else {})}
     if node:
         pod_spec["affinity"] = bound(pod_spec.get("affinity"), node)
     own = template.get("metadata") or {}
