@@ -37,6 +37,10 @@ def template(**pod: Any) -> Json:
     return {"spec": {"template": {"spec": {"containers": [{"name": "a", "image": "x"}], **pod}}}}
 
 
+def job_template(**job: Any) -> Json:
+    return {"spec": {**template()["spec"], **job}}
+
+
 BAD_TENANTS: list[tuple[str, Json]] = [
     ("min", {"cores": {"min": "500m"}}),
     ("max must be at least min", {"cores": {"min": 4, "max": 3}}),
@@ -46,7 +50,10 @@ BAD_TENANTS: list[tuple[str, Json]] = [
     ("operator sizes its container", {"template": template(resources={"requests": {"cpu": "8"}})}),
     ("sidecars", {"template": template(initContainers=[{"name": "b", "image": "x", "restartPolicy": "Always"}])}),
     ("restartPolicy", {"template": template(restartPolicy="Always")}),
-    ("suspend", {"template": {"spec": {**template()["spec"], "suspend": False}}}),
+    ("operator sets it", {"template": job_template(suspend=False)}),
+    ("would run again", {"template": job_template(ttlSecondsAfterFinished=0)}),
+    ("own controller runs it", {"template": job_template(managedBy="example.com/another")}),
+    ("those that it makes", {"template": job_template(manualSelector=True)}),
 ]
 
 
