@@ -130,7 +130,7 @@ class Executor:
         template = job["spec"]["template"]
         told = (template.get("metadata") or {}).get("annotations") or {}
         elsewhere = bool((job.get("status") or {}).get("startTime")) and template["spec"].get("affinity") != here
-        return elsewhere or job_cores(job) != cores or bool(rdt_class and told.get(RDT_ANNOTATION) != rdt_class)
+        return elsewhere or job_cores(job) != cores or told.get(RDT_ANNOTATION, "") != rdt_class
 
     def _rdt_class(self, tenant: Object) -> str:
         """The class of memory bandwidth that the tenant's pool names."""

@@ -96,6 +96,14 @@ async def test_a_job_made_before_its_pool_named_a_class_of_bandwidth_is_made_ane
     assert asked.asked[1][1]["spec"]["template"]["metadata"]["annotations"] == {RDT_ANNOTATION: "tenants"}
 
 
+async def test_a_job_of_a_class_that_its_pool_names_no_more_is_made_anew_without_it() -> None:
+    asked, classed = Recorder(), suspended(ran=False)
+    classed["spec"]["template"]["metadata"] = {"annotations": {RDT_ANNOTATION: "tenants"}}
+    await executor(asked, classed).carry_out(Release(KEY, Reason.RELEASED, "", "n0", 2))
+    assert asked.verbs() == ["delete", "create", "patch"]
+    assert asked.asked[1][1]["spec"]["template"]["metadata"]["annotations"] == {}
+
+
 async def test_only_the_jobs_own_pods_are_resized() -> None:
     asked = Recorder()
     foreign = tenant_pod(name="foreign", ownerReferences=[])
