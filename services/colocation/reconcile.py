@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from kubernetes.aio.client.exceptions import ApiException
 
-from services.colocation.apply.api import Api, Json, describe
+from services.colocation.apply.api import Api, Json, describe, is_lasting
 from services.colocation.apply.executor import CALL_ERRORS, Executor
 from services.colocation.apply.status import differs, pool_status, tenant_status
 from services.colocation.apply.sweep import Sweep
@@ -40,8 +40,6 @@ from services.common.logging import get_logger
 # Cores are taken before they are given.
 _FIRST, _THEN, _LAST = (Suspend, Evict, Fail), (Resize, CreateJob), (Release,)
 MOVES = (Release, Resize, Suspend, Evict, Fail)
-# What the API server will say to the same Job again.
-_REFUSALS = {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}
 
 
 class Reconciler:
@@ -121,7 +119,7 @@ class Reconciler:
         try:
             await self._executor.carry_out(action)
         except ApiException as error:
-            if isinstance(action, CreateJob | Release) and error.status in _REFUSALS:
+            if isinstance(action, CreateJob | Release) and is_lasting(error):
                 self._refused[action.key] = f"its Job is refused: {describe(error)}"
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:

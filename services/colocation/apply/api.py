@@ -172,6 +172,18 @@ def _last_seen(event: Json) -> str:
     return max(each for each in (*times, "") if each is not None)
 
 
+def is_lasting(refusal: ApiException) -> bool:
+    """Whether the API server will say to the same object what it says now.
+
+    A conflict is one of versions mostly, such as that of a quota which many use at once, and passes.
+    """
+    if refusal.status == HTTPStatus.CONFLICT:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return bool(json.loads(refusal.body or "")["reason"] == "AlreadyExists")
+        return False
+    return refusal.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
+
+
 def describe(error: Exception) -> str:
     """One line of what went wrong: the API server's own message where there is one."""
     if isinstance(error, ApiException) and error.body:

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.exceptions import ApiException
 
-from services.colocation.apply.api import Api, describe
+from services.colocation.apply.api import Api, describe, is_lasting
 from services.colocation.apply.executor import CALL_ERRORS
 from services.colocation.leader import Election
 from services.colocation.settings import OperatorSettings
@@ -47,3 +48,23 @@ async def test_a_server_that_is_not_there_ends_a_call_and_not_a_round() -> None:
     async with ApiClient(Configuration(host="http://127.0.0.1:9")) as client:
         with pytest.raises(CALL_ERRORS):
             await Api(client).patch_pool("p", {"status": {}})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "lasts"),
+    [
+        (400, "", True),
+        (403, "", True),
+        (422, "", True),
+        (409, '{"reason": "AlreadyExists"}', True),
+        (409, '{"reason": "Conflict", "message": "Operation cannot be fulfilled on resourcequotas"}', False),
+        (409, "[]", False),
+        (409, None, False),
+        (429, "", False),
+        (500, "", False),
+    ],
+)
+def test_a_refusal_lasts_but_for_a_conflict_of_versions(status: int, body: str | None, lasts: bool) -> None:
+    refusal = ApiException(status=status)
+    refusal.body = body
+    assert is_lasting(refusal) is lasts
