@@ -75,14 +75,7 @@ class Store:
         owner = (pod["metadata"].get("labels") or {}).get(TENANT_LABEL)
         gone = gone or (pod.get("status") or {}).get("phase") in ENDED
         if owner is not None:
-            pods = self._tenant_pods[Key(key.namespace, owner)]
-            if not gone and not _newer(pod, pods.get(key.name)):
-                return False
-            if gone:
-                pods.pop(key.name, None)
-            else:
-                pods[key.name] = pod
-            return True
+            return self._set_tenant_pod(Key(key.namespace, owner), pod, gone)
         before = self._pods.get(key)
         if before is not None and not gone and _version(pod) <= before.version:
             return False
@@ -93,6 +86,24 @@ class Store:
         if now is not None:
             self._pods[key] = now
         return now != before
+
+    def _set_tenant_pod(self, owner: Key, pod: Object, gone: bool) -> bool:
+        name = pod["metadata"]["name"]
+        if gone:
+            self._forget_tenant_pod(owner, name)
+            return True
+        pods = self._tenant_pods[owner]
+        if not _newer(pod, pods.get(name)):
+            return False
+        pods[name] = pod
+        return True
+
+    def _forget_tenant_pod(self, owner: Key, name: str) -> None:
+        """With the tenant's entry, where it was the last: every decision goes through all of them."""
+        pods = self._tenant_pods.get(owner, {})
+        pods.pop(name, None)
+        if not pods:
+            self._tenant_pods.pop(owner, None)
 
     def job_of(self, key: Key) -> Object | None:
         """The Job that the operator made for this Tenant; another of its name is not touched."""
@@ -117,8 +128,7 @@ class Store:
             if isinstance(thing, _Pod):
                 self._count(self._pods.pop(key), -1)
             elif plural == "pods":
-                owner = thing["metadata"]["labels"][TENANT_LABEL]
-                del self._tenant_pods[Key(key.namespace, owner)][key.name]
+                self._forget_tenant_pod(Key(key.namespace, thing["metadata"]["labels"][TENANT_LABEL]), key.name)
             elif plural in {"nodes", POOLS}:
                 del (self.nodes if plural == "nodes" else self.pools)[key.name]
             else:

@@ -239,6 +239,19 @@ def test_what_went_while_nobody_watched_is_forgotten_and_what_came_since_is_not(
         assert not empty
 
 
+@pytest.mark.parametrize("how", ["ended", "gone", "swept"])
+def test_tenants_that_have_run_leave_nothing_in_the_books(how: str) -> None:
+    one = tenant_pod()
+    store = filled(one)
+    if how == "swept":
+        store.retain("pods", set(), version=1)
+    else:
+        ended = newer(one, status={"phase": "Succeeded"})
+        store.set_pod(ended if how == "ended" else one, gone=how == "gone")
+        store.set_pod(ended, gone=True)
+    assert not store._tenant_pods
+
+
 def test_an_older_state_of_any_pod_does_not_undo_a_newer_one() -> None:
     one = pod("x", cpu="1")
     store = filled(newer({**one, "spec": {**one["spec"], "nodeName": "elsewhere"}}))
