@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -103,20 +102,31 @@ def test_processes_of_a_killed_nodes_folder_are_ended_with_all_that_descend_from
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount")
-def test_mounts_and_settings_of_a_killed_nodes_folder_are_taken_back(tmp_path: Path) -> None:
+def test_mounts_of_a_killed_nodes_folder_are_taken_back(tmp_path: Path) -> None:
     node = tmp_path / "blink-node-a" / "node"
     below = node / "kubelet" / "volume"
     below.mkdir(parents=True)
-    leftovers.keep_sysctls(node, ("kernel/panic",))
-    kept = json.loads((node / leftovers.SYSCTLS).read_text())
-    assert kept == {"kernel/panic": Path("/proc/sys/kernel/panic").read_text()}
     mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", below], capture_output=True, check=False)
     if mounted.returncode != 0:
         pytest.skip("root may not mount here")
     assert leftovers.mounts_below(node.parent) == [str(below)]
     leftovers.unmount(node.parent)
-    leftovers.restore_sysctls(node.parent)
     assert leftovers.mounts_below(node.parent) == []
+
+
+def test_settings_that_a_killed_nodes_kubelet_wrote_are_what_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, kernel = tmp_path / "blink-node-a" / "node", tmp_path / "sys" / "kernel"
+    for each in (node, kernel):
+        each.mkdir(parents=True)
+    monkeypatch.setattr(leftovers, "SETTINGS", kernel.parent)
+    panic = kernel / "panic"
+    panic.write_text("0\n")
+    leftovers.keep_sysctls(node, ("kernel/panic",))
+    panic.write_text("10\n")
+    leftovers.restore_sysctls(node.parent)
+    assert panic.read_text() == "0\n"
 
 
 def test_while_a_node_runs_nobody_takes_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tests.cluster.node.network import Network
 
 PREFIX = "blink-node-"
 CGROUPS = Path("/sys/fs/cgroup")
+SETTINGS = Path("/proc/sys")
 SYSCTLS = "sysctls.json"  # of a node's folder: what they were before its kubelet
 CLEAR_SECONDS = 60.0
 
@@ -76,14 +77,14 @@ def unmount(directory: Path) -> None:
 
 def keep_sysctls(directory: Path, names: tuple[str, ...]) -> None:
     """As they are, in the node's folder, so that they outlive whoever is to restore them."""
-    values = {name: (Path("/proc/sys") / name).read_text() for name in names}
+    values = {name: (SETTINGS / name).read_text() for name in names}
     (directory / SYSCTLS).write_text(json.dumps(values))
 
 
 def restore_sysctls(directory: Path) -> None:
     for kept in directory.glob(f"**/{SYSCTLS}"):
         for name, value in json.loads(kept.read_text()).items():
-            (Path("/proc/sys") / name).write_text(value)
+            (SETTINGS / name).write_text(value)
 
 
 def remove_cgroups() -> None:
