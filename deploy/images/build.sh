@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 target=${1:?usage: deploy/images/build.sh gateway|engine-cpu|engine-cuda|operator [TAG]}
 tag=${2:-$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)}
 declare -A limits=([gateway]=320 [engine-cpu]=320 [engine-cuda]=1350 [operator]=260) # MB; arm64 takes 3% more than amd64
-own=$(dpkg --print-architecture)
+case $(uname -m) in aarch64 | arm64) own=arm64 ;; *) own=amd64 ;; esac
 arch=${ARCH:-$own}
 image=localhost/blink/$target:$tag
 # shellcheck disable=SC2086
