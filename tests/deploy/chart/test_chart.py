@@ -185,8 +185,13 @@ def test_serving_goes_before_tenants() -> None:
     assert values["blink-serving"] > 0 > values["blink-tenants"]
 
 
-def test_rdma_devices_are_asked_for_by_the_names_that_the_values_give() -> None:
-    own: Json = {"engine": {"rdmaResource": "example.com/hca"}, "gateway": {"rdmaResource": "example.com/sf"}}
+def test_every_process_that_opens_an_rdma_device_asks_for_it_by_the_name_that_the_values_give() -> None:
+    workers = 2
+    own: Json = {
+        "engine": {"rdmaResource": "example.com/hca"},
+        "gateway": {"rdmaResource": "example.com/sf", "workers": workers},
+    }
     wanted = {name: each["resources"]["limits"] for name, each in containers(rendered("dpu-rdma", own))}
     assert wanted["blink-engine/engine"]["example.com/hca"] == 1
-    assert [name for name, limits in wanted.items() if "example.com/sf" in limits] == ["blink-gateway/gateway-0"]
+    of_gateways = {name: limits["example.com/sf"] for name, limits in wanted.items() if "example.com/sf" in limits}
+    assert of_gateways == {f"blink-gateway/gateway-{worker}": 1 for worker in range(workers)}

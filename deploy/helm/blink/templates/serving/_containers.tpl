@@ -147,7 +147,8 @@ lifecycle:
     sleep: {seconds: 5}
 resources:
   {{- $resources := deepCopy $v.gateway.resources }}
-  {{- if and $v.gateway.rdmaResource (eq (int .worker) 0) }}
+  {{- /* A device plugin gives devices to the container that asks, not to its pod. */}}
+  {{- if $v.gateway.rdmaResource }}
   {{- $_ := set $resources "limits" (merge (dict $v.gateway.rdmaResource 1) ($resources.limits | default dict)) }}
   {{- $_ := set $resources "requests" (merge (dict $v.gateway.rdmaResource 1) ($resources.requests | default dict)) }}
   {{- end }}
