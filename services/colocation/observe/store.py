@@ -53,10 +53,9 @@ class Store:
         """Take in a Node. Returns, as all setters do, whether decisions may depend on what changed."""
         name = node["metadata"]["name"]
         before = self.nodes.get(name)
-        if gone or not _newer(node, before):
-            return gone and self.nodes.pop(name, None) is not None
-        self.nodes[name] = node
-        return before is None or _of_interest(before) != _of_interest(node)
+        if not _set(self.nodes, name, node, gone):
+            return False
+        return gone or before is None or _of_interest(before) != _of_interest(node)
 
     def set_pool(self, pool: Object, gone: bool) -> bool:
         return _set(self.pools, pool["metadata"]["name"], pool, gone)
@@ -77,7 +76,9 @@ class Store:
         if owner is not None:
             return self._set_tenant_pod(Key(key.namespace, owner), pod, gone)
         before = self._pods.get(key)
-        if before is not None and not gone and _version(pod) <= before.version:
+        # Also of an end: events of one object come in order, those of two that had one name need not.
+        known = -1 if before is None else before.version
+        if _version(pod) < known or (_version(pod) == known and not gone):
             return False
         now = None if gone else _weigh(pod)
         self._pods.pop(key, None)

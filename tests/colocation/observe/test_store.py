@@ -273,6 +273,16 @@ def test_the_late_end_of_an_object_does_not_remove_its_successor() -> None:
     assert only_tenant(store).has_job
 
 
+def test_the_late_end_of_a_node_or_a_pod_does_not_remove_its_successor() -> None:
+    store = filled(newer(newer(pod("db-0", uid="second"))))
+    assert not store.set_pod(newer(pod("db-0", uid="first")), gone=True)
+    again = {**node(), "metadata": {**node()["metadata"], "uid": "second", "resourceVersion": "3"}}
+    store.set_node(again, gone=False)
+    assert not store.set_node(newer(node()), gone=True)
+    assert only_node(store).others == 1000
+    assert store.set_node(again, gone=True)
+
+
 def test_a_kubelets_heartbeat_is_no_reason_to_decide_anew() -> None:
     store = Store()
     first = node()
