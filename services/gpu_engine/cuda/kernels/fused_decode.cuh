@@ -2,8 +2,8 @@
 //
 // A step of separate kernels leaves memory idle at every boundary: the last blocks end, the next kernel begins, its
 // first copies travel. Here one block on each multiprocessor stays for the whole step and its weights are one stream
-// (weight_stream.cuh); blocks wait for each other by counters (grid_progress.cuh). For steps in which every row is one
-// token, at most kTokens of them.
+// (weight_stream.cuh); blocks wait for each other by counters, and for words by their marks (grid_progress.cuh). For
+// steps in which every row is one token, at most kTokens of them.
 //
 // Each phase waits for the whole one before it, seven a layer: norm, QKV, attention, output, norm, gate-up with SwiGLU,
 // down; then the last norm and the logits. Bits are those of the separate kernels. Bound by memory: 2 bytes a weight.
@@ -73,7 +73,7 @@ struct Turn {
   __device__ const FusedLayer& weights() const { return model.layers[layer()]; }
   __device__ const TensorMap& weight() const { return is_head() ? model.head : weights().weights[part()]; }
   __device__ u32* input() const { return model.progress + 2 * index; }  // reported by who makes the product's input
-  __device__ u32* result() const { return input() + 1; }                // and by the product's blocks
+  __device__ u32* result() const { return input() + 1; }                // and by gate-up's blocks; others' have marks
 };
 
 // Warpgroups that attend: few rows have few splits.

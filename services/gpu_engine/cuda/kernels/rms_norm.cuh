@@ -27,7 +27,7 @@ struct AtOnce {
 };
 
 // `delta(i)` gives elements i to i + 7 of what is added; r is written to `sum`, if that is not null. `barrier` is that
-// of the threads that take part. `await` returns when residual and delta are there; the weights travel meanwhile.
+// of the threads that take part. `await` returns when the residual stream is there; the weights travel meanwhile.
 template <class Delta, class Barrier = WholeBlock, class Await = AtOnce>
 __device__ inline void normalize(const float* residual, float* sum, const Delta& delta, const bf16* weight, bf16* out,
                                  float eps, const Barrier& barrier = {}, const Await& await = {}) {
