@@ -25,7 +25,7 @@ from services.gpu_engine.cuda.errors import DriverError
 from services.gpu_engine.cuda.kept_choices import KeptChoices
 from services.gpu_engine.cuda.skinny_gemm import MOST_TOKENS, SkinnyGemm
 from services.gpu_engine.cuda.skinny_schedule import Schedule, schedules
-from services.gpu_engine.cuda.wide_schedule import WideTile, likely_tiles
+from services.gpu_engine.cuda.wide_schedule import TILES, WideTile, likely_tiles
 from services.gpu_engine.cuda.wide_swiglu import WideSwiglu
 
 SKINNY, WIDE = "skinny ", "wide "  # begin the names of our own kernels' ways among the library's algorithms
@@ -76,7 +76,7 @@ class MatrixProducts:
     ) -> None:
         self._library = CublasLt(device)
         self._skinny, self._wide = skinny, wide
-        own = f"skinny: {bool(skinny)}, wide SwiGLU: {bool(wide)}"
+        own = f"skinny: {bool(skinny)}, wide SwiGLU: {', '.join(map(str, TILES)) if wide else False}"
         made_with = f"{device.name}, {self._library.version}, {own}, by {CHOSEN_BY}"
         self._kept = KeptChoices(choices, made_with)
         self.ways: dict[Shape, str] = {}

@@ -17,28 +17,44 @@ from tests.gpu_engine.models.tiny import tiny_config
 
 @dataclass(frozen=True)
 class Case:
-    """A small model on so many blocks."""
+    """A small model on so many blocks, at some of the kernel's widths and of the cache's precisions."""
 
     model: dict[str, int]
     blocks: int = 3
     layers: int = 2
+    widths: tuple[int, ...] = WIDTHS
+    kv_caches: tuple[Precision, ...] = ("bf16", "fp8")
 
 
 CASES = {
     "grouped": Case({"hidden": 192, "ffn": 320, "heads": 6, "kv_heads": 2, "head_dim": 64}),
-    "head size 128, odd stages": Case({"hidden": 320, "ffn": 192, "heads": 2, "kv_heads": 2, "head_dim": 128}),
-    "tiles of more stages than the ring": Case({"hidden": 64, "ffn": 6400, "heads": 2, "kv_heads": 1, "head_dim": 64}),
+    "head size 128, odd stages": Case(
+        {"hidden": 320, "ffn": 192, "heads": 2, "kv_heads": 2, "head_dim": 128}, widths=(8, 32)
+    ),
+    "tiles of more stages than the ring": Case(
+        {"hidden": 64, "ffn": 6400, "heads": 2, "kv_heads": 1, "head_dim": 64}, widths=(8, 32), kv_caches=("bf16",)
+    ),
     # At 8 rows the layers lend two rings of slots, and both warpgroups have rows of the logits: one that ran ahead of
     # the other would find its first slot's barrier in a phase that it takes for the end of its own.
     "blocks that attend, and have no weights before the logits": Case(
-        {"hidden": 64, "ffn": 64, "heads": 1, "kv_heads": 1, "head_dim": 128, "vocabulary": 880}, blocks=11, layers=6
+        {"hidden": 64, "ffn": 64, "heads": 1, "kv_heads": 1, "head_dim": 128, "vocabulary": 880},
+        blocks=11,
+        layers=6,
+        widths=(8,),
+        kv_caches=("bf16",),
     ),
 }
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("case", "width", "kv_cache"),
+    [
+        pytest.param(case, width, kv_cache, id=f"{name}-{width}-{kv_cache}")
+        for name, case in CASES.items()
+        for width in case.widths
+        for kv_cache in case.kv_caches
+    ],
+)
 def test_a_step_of_waiting_blocks_computes_the_model(
     tmp_path: Path, case: Case, width: int, kv_cache: Precision
 ) -> None:

@@ -1,7 +1,9 @@
 // How far the blocks of a launch have come: a counter for each phase, in global memory, zero at the launch's beginning.
 // And results that need neither counter nor fence, because each word carries a mark that says whose it is: a number
-// that comes again only after 2^32 products. The last mark that a word had is another one, so nobody need clear it. The
-// launch's blocks must all be resident, because they wait for each other.
+// that comes again only after 2^32 products. The last mark that a word had is another one, so nobody need clear it.
+// Marks order only what depends on the words' values. What is written anew a layer later waits for such a word, and the
+// reports in between have put what was there before into the L2 cache, where all blocks look for it.
+// The launch's blocks must all be resident, because they wait for each other.
 #pragma once
 
 #include "bf16.cuh"
