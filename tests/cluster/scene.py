@@ -17,6 +17,7 @@ PODS = "/api/v1/namespaces/batch/pods"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/batch/events"
 NODES = "/api/v1/nodes"
 WAIT_SECONDS = 50.0
+STABLE_SECONDS = 3.0
 
 T = TypeVar("T")
 
@@ -151,3 +152,11 @@ class Scene:
         for node in self.client.items(NODES):
             self.client.delete(f"{NODES}/{node['metadata']['name']}")
         eventually(lambda: not (self.client.items(TENANTS) or self.client.items(POOLS) or self.client.items(PODS)))
+
+
+def stays(holds: Callable[[], bool], scene: Scene) -> None:
+    """That what holds now goes on to hold over several rounds."""
+    end = time.monotonic() + STABLE_SECONDS
+    while time.monotonic() < end:
+        assert holds(), scene.cores_by_node()
+        time.sleep(0.2)

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
-
-from tests.cluster.control_plane import ControlPlane, Json
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.hollow import FIXED, STUBBORN
 from tests.cluster.metrics_page import MetricsPage
 from tests.cluster.operators import Operator
-from tests.cluster.scene import JOBS, NODES, PODS, POOLS, TENANTS, Scene, eventually, tenant_manifest
+from tests.cluster.scene import (
+    JOBS,
+    NODES,
+    PODS,
+    POOLS,
+    STABLE_SECONDS,
+    TENANTS,
+    Scene,
+    eventually,
+    stays,
+    tenant_manifest,
+)
 
 GUARD = {"ttftP99Milliseconds": 200, "windowSeconds": 5, "restoreAfterSeconds": 5}
-STABLE_SECONDS = 3.0
-QUOTAS = "/api/v1/namespaces/batch/resourcequotas"
-
-
-def stays(holds: Callable[[], bool], scene: Scene) -> None:
-    """That what holds now goes on to hold over several rounds."""
-    end = time.monotonic() + STABLE_SECONDS
-    while time.monotonic() < end:
-        assert holds(), scene.cores_by_node()
-        time.sleep(0.2)
 
 
 def test_a_tenant_runs_on_freed_cores_and_its_end_is_seen(operator: Operator, scene: Scene) -> None:
@@ -123,114 +120,6 @@ def test_where_the_kubelet_refuses_to_resize_the_newcomer_waits_and_who_runs_run
     assert scene.running_pod("a")["metadata"]["uid"] == first["metadata"]["uid"]
     scene.kubelet.finish(scene.running_pod("a"))
     scene.running_pod("b")
-
-
-@pytest.fixture
-def impatient(plane: ControlPlane, scene: Scene, tmp_path: Path) -> Iterator[Operator]:
-    """An operator that gives pods less time to start."""
-    account = plane.kubeconfig_of("serving", "blink-operator")
-    with Operator(account, tmp_path, start_limit="5") as running:
-        yield running
-        scene.clear()
-
-
-@contextlib.contextmanager
-def quota(scene: Scene, hard: Json) -> Iterator[None]:
-    """One named "small", from when it counts."""
-    made = scene.client.create(QUOTAS, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
-    path = f"{QUOTAS}/{made['metadata']['name']}"
-    try:
-        eventually(lambda: scene.client.get(path).get("status", {}).get("used"))
-        yield
-    finally:
-        scene.client.delete(path)
-
-
-def test_a_tenant_whose_pod_no_node_takes_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:
-    scene.node("n0", 4)
-    scene.pool()
-    stuck = tenant_manifest("stuck", 4, priority=900)
-    stuck["spec"]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "none-such"}
-    scene.client.create(TENANTS, stuck)
-    scene.phase("stuck", "Running")
-    scene.tenant("next", 4)
-    scene.phase("next", "Waiting")
-    scene.running_pod("next")
-    assert "NotStarted" in scene.reasons("stuck"), impatient.log()
-    assert "others go first until" in scene.phase("stuck", "Waiting")["message"]
-
-
-def test_a_tenant_whose_pod_a_quota_forbids_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:
-    with quota(scene, {"limits.memory": "1Gi"}):
-        scene.node("n0", 4)
-        scene.pool()
-        stuck = tenant_manifest("stuck", 4, priority=900)
-        stuck["spec"]["template"]["spec"]["template"]["spec"]["containers"][0]["resources"] = {
-            "limits": {"memory": "2Gi"}
-        }
-        scene.client.create(TENANTS, stuck)
-        scene.phase("stuck", "Running")
-        scene.tenant("next", 4)
-        scene.running_pod("next")
-        assert "NotStarted" in scene.reasons("stuck"), impatient.log()
-
-
-def test_a_tenant_whose_pod_failed_and_whose_next_a_quota_forbids_makes_room_and_says_which_quota(
-    impatient: Operator, scene: Scene
-) -> None:
-    scene.node("n0", 4)
-    scene.pool()
-    scene.tenant("stuck", 4, priority=900)
-    first = scene.running_pod("stuck")
-    # The pod that failed does not count any more, but this one does.
-    other = {"metadata": {"name": "other"}, "spec": {"containers": [{"name": "a", "image": "example.invalid/x"}]}}
-    scene.client.create(PODS, other)
-    with quota(scene, {"pods": "1"}):
-        scene.kubelet.finish(first, "Failed")
-        scene.tenant("next", 4)
-        eventually(lambda: "NotStarted" in scene.reasons("stuck"), impatient.log)
-        why = eventually(lambda: scene.status("stuck").get("notStartedWhy"), impatient.log)
-        assert "exceeded quota: small" in why, why
-        scene.client.delete(f"{PODS}/other", {"gracePeriodSeconds": 0})
-        scene.running_pod("next")
-        assert "exceeded quota: small" in scene.phase("stuck", "Waiting")["message"]
-
-
-def test_a_tenant_whose_job_is_refused_says_why_and_stands_in_nobodys_way(impatient: Operator, scene: Scene) -> None:
-    scene.node("n0", 4)
-    scene.pool()
-    taken = {"metadata": {"name": "taken"}, "spec": tenant_manifest("x")["spec"]["template"]["spec"]}
-    taken["spec"] = {**taken["spec"], "suspend": True}
-    taken["spec"]["template"]["spec"]["restartPolicy"] = "Never"
-    scene.client.create(JOBS, taken)
-    for name in ("bad", "odd", "taken"):
-        thing = tenant_manifest(name, 4, priority=900)
-        within = thing["spec"]["template"]["spec"]
-        if name == "bad":
-            within["backoffLimit"] = -1
-        if name == "odd":
-            within["template"]["metadata"] = "text"
-        scene.client.create(TENANTS, thing)
-    scene.tenant("good", 4)
-    scene.running_pod("good")
-    for name, why in (("bad", "backoffLimit"), ("odd", "no Job can be made"), ("taken", "already exists")):
-        eventually(lambda name=name: "Refused" in scene.reasons(name), impatient.log)  # type: ignore[misc]
-        assert why in scene.phase(name, "Waiting")["message"]
-    assert "ownerReferences" not in scene.client.get(f"{JOBS}/taken")["metadata"]
-    refusals = impatient.metric("blink_operator_failures_total")
-    stays(lambda: impatient.metric("blink_operator_failures_total") == refusals, scene)
-
-
-def test_a_deadline_that_no_clock_shows_is_said_to_be_none_and_holds_nobody_up(
-    operator: Operator, scene: Scene
-) -> None:
-    scene.node("n0", 4)
-    scene.pool()
-    scene.tenant("odd", 1, deadline="0000-01-01T00:00:00Z")
-    scene.tenant("good", 1)
-    scene.running_pod("good")
-    assert "0000-01-01" in scene.phase("odd", "Waiting")["message"]
-    assert not scene.pods("odd")
 
 
 def test_preemption_waits_until_the_victims_pod_has_ended(operator: Operator, scene: Scene) -> None:

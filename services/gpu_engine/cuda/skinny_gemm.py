@@ -12,7 +12,7 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.geometry import BF16_BYTES
 from services.gpu_engine.cuda.skinny_schedule import DEPTH, MOST_SHARED_BYTES, WIDTHS, Schedule, schedules
-from services.gpu_engine.cuda.tensor_map import CTensorMap, cached_map
+from services.gpu_engine.cuda.tensor_map import CTensorMap, cached_gated_map, cached_map
 
 MOST_TOKENS = WIDTHS[-1]
 THREADS = 288
@@ -87,9 +87,7 @@ class SkinnyGemm:
         Bit for bit what ``matmul`` and kernels/swiglu.cu make of it. Raises as ``matmul``.
         """
         plan = schedule or schedules(2 * n, self.multiprocessors)[0]
-        row = BF16_BYTES * k
-        shape, strides = (k, 8, 2, n // 8), (row, n * row, 8 * row)  # rows of eight, the gate's and up's in turn
-        weight_map = cached_map(weight, shape, strides, (DEPTH, 8, 2, plan.rows // 16))
+        weight_map = cached_gated_map(weight, n, k, (DEPTH, plan.rows))
         self._launch(stream, "skinny_swiglu", plan, (x, out), weight_map, weight_rows=2 * n, m=m, n=n, k=k)
 
     def _launch(

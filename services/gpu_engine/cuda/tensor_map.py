@@ -13,6 +13,7 @@ from functools import cache
 from cuda.bindings import driver as cu
 
 from services.gpu_engine.cuda.driver import check
+from services.gpu_engine.cuda.geometry import BF16_BYTES
 
 ALIGNMENT = 64
 
@@ -59,3 +60,10 @@ def tensor_map(address: int, *, shape: Sequence[int], strides: Sequence[int], bo
 def cached_map(address: int, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> CTensorMap:
     """``tensor_map``, encoded once."""
     return tensor_map(address, shape=shape, strides=strides, box=box)
+
+
+def cached_gated_map(address: int, outputs: int, columns: int, box: tuple[int, int]) -> CTensorMap:
+    """Of gate over up, [2 outputs, columns] of bf16, whose rows alternate by eight in boxes of (columns, rows)."""
+    row, (box_columns, box_rows) = BF16_BYTES * columns, box
+    shape, strides = (columns, 8, 2, outputs // 8), (row, outputs * row, 8 * row)
+    return cached_map(address, shape, strides, (box_columns, 8, 2, box_rows // 16))

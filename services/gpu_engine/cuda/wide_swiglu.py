@@ -8,7 +8,7 @@ from services.gpu_engine.cuda.compiler import Compiler
 from services.gpu_engine.cuda.driver import Device, Module, Stream, pointer
 from services.gpu_engine.cuda.geometry import BF16_BYTES
 from services.gpu_engine.cuda.skinny_schedule import ratio_up
-from services.gpu_engine.cuda.tensor_map import cached_map
+from services.gpu_engine.cuda.tensor_map import cached_gated_map, cached_map
 from services.gpu_engine.cuda.wide_schedule import CLUSTER, DEPTH, SHARED_BYTES, TILES, WidePlan, WideTile
 
 THREADS = 384
@@ -49,10 +49,8 @@ class WideSwiglu:
         Raises:
             DriverError: the launch failed.
         """
-        row = BF16_BYTES * k
-        shape, strides = (k, 8, 2, n // 8), (row, n * row, 8 * row)  # rows of eight, the gate's and up's in turn
-        weight_map = cached_map(weight, shape, strides, (DEPTH, 8, 2, tile.rows // CLUSTER // 16))
-        x_map = cached_map(x, (k, m), (row,), (DEPTH, tile.tokens // CLUSTER))
+        weight_map = cached_gated_map(weight, n, k, (DEPTH, tile.rows // CLUSTER))
+        x_map = cached_map(x, (k, m), (BF16_BYTES * k,), (DEPTH, tile.tokens // CLUSTER))
         plan = WidePlan.of(tile, m, 2 * n)
         problem = CWideProblem(
             tokens=m,

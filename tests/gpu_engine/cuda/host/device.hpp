@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -21,6 +22,11 @@
 #define __global__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
+
+[[noreturn]] inline void fail(const char* what) {
+  std::printf("%s\n", what);
+  std::exit(1);
+}
 
 struct Dim {
   unsigned x, y, z;

@@ -18,11 +18,6 @@ namespace {
 
 using Values = std::vector<bf16>;
 
-[[noreturn]] void fail(const char* what) {
-  std::printf("%s\n", what);
-  std::exit(1);
-}
-
 double worth(u32 code) {
   const u32 exponent = code >> 3 & 15, mantissa = code & 7;
   if (exponent == 15 && mantissa == 7) return NAN;

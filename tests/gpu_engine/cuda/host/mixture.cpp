@@ -16,11 +16,6 @@ namespace {
 
 using Values = std::vector<bf16>;
 
-[[noreturn]] void fail(const char* what) {
-  std::printf("%s\n", what);
-  std::exit(1);
-}
-
 struct Shape {
   const u32* cut;  // weight rows, item rows, shared memory
   void (*gate_up)(MixtureWork, GemmOperands);

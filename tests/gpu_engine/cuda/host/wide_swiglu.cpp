@@ -16,11 +16,6 @@ namespace {
 
 using Values = std::vector<bf16>;
 
-[[noreturn]] void fail(const char* what) {
-  std::printf("%s\n", what);
-  std::exit(1);
-}
-
 struct Case {
   u32 tokens, outputs, depth, clusters;
   WideProblem problem;
