@@ -14,9 +14,11 @@ from services.bootstrap.lanes import LaneTable
 from services.bootstrap.parking import STOP_SIGNALS, park, wait_until, wake_parked
 from services.bootstrap.server import HandshakeServer
 from services.bootstrap.settings import BootstrapSettings
+from services.bootstrap.status import Pulse, StatusSocket, pulse
 from services.bootstrap.store import ModelStore
 from services.common.errors import BlinkError
 from services.common.logging import get_logger
+from services.common.runtime import status_path
 from services.gpu_engine.models.checkpoint import Checkpoint
 from services.gpu_engine.models.fp8_weights import Fp8Weights
 from services.gpu_engine.models.loader import open_checkpoint
@@ -91,7 +93,8 @@ class Host:
         self._exports = (
             VerbsExports(settings, [HostPart(0, ring.region)], info.geometry) if settings.transport == "verbs" else None
         )
-        self._server = HandshakeServer(settings.address, self._handshake, settings.tls)
+        status = StatusSocket(status_path(settings.instance), self._pulse)
+        self._server = HandshakeServer(settings.address, self._handshake, settings.tls, status)
         self._engine = threading.Thread(target=self._run_engine, name="engine", daemon=True)
         self._ready = False
         self._failure: BaseException | None = None
@@ -168,6 +171,9 @@ class Host:
 
     def _lane_phases(self) -> list[int]:
         return [int(phase) for phase in read_status(self._transport, self._info.geometry).lanes["phase"]]
+
+    def _pulse(self) -> Pulse:
+        return pulse(read_status(self._transport, self._info.geometry))
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Log loading's progress: every stage's begin and end, and a few events between."""

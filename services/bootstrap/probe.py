@@ -1,42 +1,41 @@
-"""``python -m services.bootstrap.probe``: is this machine's engine alive? For a container's probe, with transport shm.
+"""``python -m services.bootstrap.probe``: is this machine's engine alive? For a container's probe, by any transport.
 
-Alive is: its ring is there, its state is READY or DRAINING, its heartbeat moves, and requests that run make steps.
-Exits with 0, or with one line that says what is wrong.
+Bootstrap is asked, as it reaches the ring wherever that lies. Alive is: it answers, the ring's state is READY or
+DRAINING, the heartbeat moves, and requests that run make steps. Exits with 0, or with one line that says what is wrong.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sys
 import time
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's BLAS, never called here
+from typing import Any
 
 from services.common.errors import BlinkError
-from services.common.runtime import DEFAULT_INSTANCE, ring_path
-from services.ring.errors import RingError
-from services.ring.header import read_ring_info, read_status
-from services.ring.schema import EngineState
-from services.ring.shm import ShmTransport
+from services.common.runtime import DEFAULT_INSTANCE, status_path
 
-ALIVE = {EngineState.READY, EngineState.DRAINING}
+# By name, and nothing of services.ring, which imports numpy: this runs again and again on a host that has other work.
+ALIVE = {"READY", "DRAINING"}
 WATCH_SECONDS = 4.0
 LOOK_SECONDS = 0.1
+ANSWER_SECONDS = 4.0
 
 
-def require_alive(instance: str, watch: float = WATCH_SECONDS) -> None:
-    """Look until heartbeat and progress are seen, for ``watch`` seconds at most. Raises BlinkError."""
-    ring = ShmTransport(ring_path(instance))
-    geometry = read_ring_info(ring).geometry
-    first = read_status(ring, geometry)
+def require_alive(instance: str, watch: float = WATCH_SECONDS, patience: float = ANSWER_SECONDS) -> None:
+    """Look until heartbeat and progress are seen, for ``watch`` seconds at most. Raises BlinkError.
+
+    ``patience``: seconds for one answer.
+    """
+    first = ask(instance, patience)
     end = time.monotonic() + watch
     while True:
-        now = read_status(ring, geometry)
-        state = EngineState(int(now.engine["state"]))
-        if state not in ALIVE:
-            raise BlinkError(f"the engine's state is {state.name}")
-        beats = now.engine["heartbeat"] != first.engine["heartbeat"]
-        moves = now.engine["steps"] != first.engine["steps"] or not now.counters["running"]
+        now = ask(instance, patience)
+        if now["state"] not in ALIVE:
+            raise BlinkError(f"the engine's state is {now['state']}")
+        beats = now["heartbeat"] != first["heartbeat"]
+        moves = now["steps"] != first["steps"] or not now["running"]
         if beats and moves:
             return
         if time.monotonic() >= end:
@@ -45,11 +44,31 @@ def require_alive(instance: str, watch: float = WATCH_SECONDS) -> None:
         time.sleep(LOOK_SECONDS)
 
 
+def ask(instance: str, patience: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """A Pulse (status.py) from the instance's bootstrap. Raises BlinkError."""
+    path = status_path(instance)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(patience)
+        try:
+            connection.connect(str(path))
+            with connection.makefile("rb") as answer:
+                found: dict[str, Any] = json.loads(answer.readline())
+        except TimeoutError:
+            raise BlinkError(f"bootstrap does not answer at {path} within {patience:g} s") from None
+        except OSError as error:
+            raise BlinkError(f"bootstrap is not reached at {path}: {error.strerror}; is the engine running?") from error
+        except ValueError as error:
+            raise BlinkError(f"bootstrap's answer at {path} makes no sense: {error}") from error
+    if "error" in found:
+        raise BlinkError(f"bootstrap can't read the ring: {found['error']}")
+    return found
+
+
 def main() -> None:
     """The probe."""
     try:
         require_alive(os.environ.get("BLINK_BOOTSTRAP_INSTANCE", DEFAULT_INSTANCE))
-    except (BlinkError, RingError) as error:
+    except BlinkError as error:
         sys.exit(f"blink: {error}")
 
 

@@ -26,7 +26,7 @@ from services.cli.model import fetch
 from services.cli.program import API_KEY_VARIABLE, AUTHORITY_VARIABLE
 from services.cli.report import Report
 from services.cli.supervisor import Supervisor
-from services.common.runtime import runtime_directory
+from services.common.runtime import runtime_directory, status_path
 from services.dpu_gateway.access.limits import limits_path
 from services.dpu_gateway.metrics.sharing import SharedFigures
 from services.dpu_gateway.peers import socket_path
@@ -108,7 +108,7 @@ def up(options: UpOptions) -> None:
             if bootstrap.was_ready:
                 directory, instance = runtime_directory(), bootstrap_settings.instance
                 files = [socket_path(directory, instance, worker) for worker in range(options.workers)]
-                files.append(limits_path(directory, instance))
+                files += [limits_path(directory, instance), status_path(instance)]
                 figures = SharedFigures.directory(directory, instance)
                 remove_leftovers(bootstrap_settings.ring_path, bootstrap_settings.address, files, figures)
     if sample and sample.error:

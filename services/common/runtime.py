@@ -60,6 +60,11 @@ def bootstrap_address(instance: str) -> str:
     return f"unix:{runtime_directory() / f'bootstrap-{instance}.sock'}"
 
 
+def status_path(instance: str) -> Path:
+    """The unix socket at which an instance's bootstrap tells how its ring stands."""
+    return runtime_directory() / f"status-{instance}.sock"
+
+
 def ring_path(instance: str) -> Path:
     """The shared memory file of an instance's ring."""
     return Path(f"/dev/shm/blink-{instance}")  # noqa: S108 (POSIX shared memory; the file's mode is 0600)

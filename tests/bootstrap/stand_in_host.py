@@ -1,7 +1,8 @@
 """Bootstrap with the stand-in engine, as a process: ``python -m tests.bootstrap.stand_in_host``.
 
 ``BLINK_TEST_FAULT`` makes the engine misbehave: ``load`` (refuses), ``slow`` (loads for ever), ``loop`` (ends by
-itself after it was ready) or ``endless`` (its requests never end).
+itself after it was ready) or ``still`` (its control loop stands still). With ``BLINK_TEST_MOVED`` it keeps its ring
+where bootstrap alone reaches it, as an engine does whose ring is in GPU memory.
 """
 
 import signal
@@ -19,17 +20,22 @@ from services.bootstrap.errors import BootstrapError  # noqa: E402
 from services.bootstrap.host import serve  # noqa: E402
 from services.bootstrap.settings import BootstrapSettings  # noqa: E402
 from services.common.process import run_process  # noqa: E402
-from services.gpu_engine.engine import Engine  # noqa: E402
+from services.gpu_engine.engine import Engine, MovedRing  # noqa: E402
 from services.gpu_engine.models.checkpoint import Checkpoint  # noqa: E402
 from services.ring.header import RingInfo  # noqa: E402
-from services.ring.memory import Region  # noqa: E402
+from services.ring.memory import MemoryTransport, Region  # noqa: E402
+from services.ring.parts import HostPart  # noqa: E402
 from tests.support.stand_in_engine import Behaviour, StandInEngine  # noqa: E402
 
 FAULT = os.environ.get("BLINK_TEST_FAULT", "")
+MOVED = "BLINK_TEST_MOVED" in os.environ
 
 
 class StandIn(Engine):
     def __init__(self, region: Region, epoch: int) -> None:
+        if MOVED:
+            region = region.copy()
+            self.ring = MovedRing(MemoryTransport(region), [HostPart(0, region)])
         self._engine = StandInEngine(region, Behaviour(), epoch=epoch)
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -37,6 +43,8 @@ class StandIn(Engine):
         on_ready()
         if FAULT == "loop":
             raise RuntimeError("the loop is broken")
+        if FAULT == "still":
+            self._engine.behaviour.heartbeat_frozen = True
         self._engine.run()
 
 

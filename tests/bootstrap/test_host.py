@@ -43,9 +43,11 @@ class Bootstrap:
     def socket(self) -> Path:
         return self.directory / f"bootstrap-{self.instance}.sock"
 
-    def start(self, *flags: str, fault: str = "") -> subprocess.Popen[str]:
+    def start(self, *flags: str, fault: str = "", moved: bool = False) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.bootstrap.stand_in_host", f"--instance={self.instance}"]
         environment = {**os.environ, "BLINK_RUNTIME_DIR": str(self.directory), "BLINK_TEST_FAULT": fault}
+        if moved:
+            environment["BLINK_TEST_MOVED"] = "1"
         process = subprocess.Popen(
             [*command, f"--model={self.model}", *flags], stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -68,8 +70,18 @@ class Bootstrap:
         _, rest = process.communicate(timeout=LIMIT)
         return process.returncode, [json.loads(line) for line in rest.splitlines()]
 
+    @property
+    def status(self) -> Path:
+        return self.directory / f"status-{self.instance}.sock"
+
     def left_behind(self) -> list[Path]:
-        return [path for path in (self.ring, self.socket) if path.exists()]
+        return [path for path in (self.ring, self.socket, self.status) if path.exists()]
+
+    def probe(self) -> subprocess.CompletedProcess[str]:
+        """As a container's probe looks at it."""
+        own = {"BLINK_RUNTIME_DIR": str(self.directory), "BLINK_BOOTSTRAP_INSTANCE": self.instance}
+        command = [sys.executable, "-m", "services.bootstrap.probe"]
+        return subprocess.run(command, env=os.environ | own, stderr=subprocess.PIPE, text=True, check=False)
 
     def attach(self, gateway_id: str = "test/0") -> bootstrap_pb2.AttachResponse:
         with grpc.insecure_channel(f"unix:{self.socket}") as channel:
@@ -140,6 +152,31 @@ def test_parked_its_main_thread_never_runs(bootstrap: Bootstrap) -> None:
     assert (main_thread / "stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
+@pytest.mark.parametrize("moved", [False, True], ids=["in shared memory", "where bootstrap alone reaches it"])
+def test_the_probe_is_told_how_the_ring_stands_wherever_it_lies(bootstrap: Bootstrap, moved: bool) -> None:
+    process = bootstrap.start(moved=moved)
+    bootstrap.until(process, "ready")
+    done = bootstrap.probe()
+    assert (done.returncode, done.stderr) == (0, "")
+    process.kill()
+    bootstrap.end(process)
+    done = bootstrap.probe()
+    assert (done.returncode, "is the engine running?" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in shared memory", "where bootstrap alone reaches it"])
+def test_a_control_loop_that_stands_still_fails_the_probe(bootstrap: Bootstrap, moved: bool) -> None:
+    bootstrap.until(bootstrap.start(fault="still", moved=moved), "ready")
+    done = bootstrap.probe()
+    assert (done.returncode, "its heartbeat stands still" in done.stderr) == (1, True)
+
+
+def test_while_it_loads_the_probe_fails_and_says_so(bootstrap: Bootstrap) -> None:
+    bootstrap.until(bootstrap.start(fault="slow"), "loading")
+    done = bootstrap.probe()
+    assert (done.returncode, "LOADING" in done.stderr) == (1, True)
+
+
 def test_a_restart_is_visible_as_a_new_epoch(bootstrap: Bootstrap) -> None:
     epochs = []
     for _ in range(2):
@@ -155,7 +192,7 @@ def test_what_a_killed_run_left_is_replaced(bootstrap: Bootstrap) -> None:
     bootstrap.until(killed, "ready")
     killed.kill()
     bootstrap.end(killed)
-    assert bootstrap.left_behind() == [bootstrap.ring, bootstrap.socket]
+    assert bootstrap.left_behind() == [bootstrap.ring, bootstrap.socket, bootstrap.status]
     process = bootstrap.start()
     bootstrap.until(process, "ready")
     bootstrap.attach()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,4 +135,23 @@ def test_a_killed_engine_ends_streams_as_unavailable_and_its_successor_is_found(
     deployment.start_engine().wait_for("ready")
     deployment.gateway.wait_for("attached", attached + 1)
     assert deployment.load().engine_epoch > epoch
+    assert_answers(deployment)
+
+
+def probe() -> subprocess.CompletedProcess[str]:
+    """What the engine's container is judged by."""
+    command = [sys.executable, "-m", "services.bootstrap.probe"]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def test_the_engines_probe_tells_one_that_serves_from_one_that_stands_still(deployment: Deployment) -> None:
+    done = probe()
+    assert (done.returncode, done.stderr) == (0, "")
+    deployment.engine.process.send_signal(signal.SIGSTOP)
+    try:
+        done = probe()
+    finally:
+        deployment.engine.process.send_signal(signal.SIGCONT)
+    assert (done.returncode, "does not answer" in done.stderr) == (1, True), done.stderr
+    deployment.gateway.wait_until_settled()
     assert_answers(deployment)

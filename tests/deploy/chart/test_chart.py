@@ -7,6 +7,7 @@ import re
 import kubernetes_validate
 import pytest
 
+from services.bootstrap.probe import WATCH_SECONDS
 from services.bootstrap.settings import BootstrapSettings
 from services.colocation.settings import OperatorSettings
 from services.dpu_gateway.settings import GatewaySettings
@@ -78,6 +79,14 @@ def test_what_serves_drains_within_its_grace_period_and_has_all_probes(name: str
                 stop = each["lifecycle"]["preStop"]["sleep"]["seconds"]
                 drain = int(environment["BLINK_GATEWAY_DRAIN_LIMIT"] or 0)
                 assert stop + drain < pod["terminationGracePeriodSeconds"]
+
+
+@each_profile
+def test_a_control_loop_that_stands_still_is_restarted(name: str) -> None:
+    (engine,) = (each for container_name, each in containers(rendered(name)) if container_name.endswith("/engine"))
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert engine[probe]["exec"]["command"] == ["python", "-m", "services.bootstrap.probe"]
+        assert engine[probe].get("timeoutSeconds", 1) > WATCH_SECONDS, "it is killed before it can say what is wrong"
 
 
 @each_profile

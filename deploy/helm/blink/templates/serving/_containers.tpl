@@ -65,13 +65,9 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* Heartbeat and progress, out of the ring itself; with verbs the ring may lie where only the engine sees it. */}}
+{{/* Heartbeat and progress, out of the ring itself: bootstrap is asked, which reaches it wherever it lies. */}}
 {{- define "blink.engineProbe" -}}
-{{- if eq .Values.transport "verbs" -}}
-tcpSocket: {port: handshake}
-{{- else -}}
 exec: {command: [python, -m, services.bootstrap.probe]}
-{{- end }}
 {{- end }}
 
 {{/* Fetches the model, unless it is there. */}}
