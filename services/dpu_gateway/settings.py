@@ -28,6 +28,9 @@ class GatewaySettings(RingAccessSettings):
     http_listen: str = Field(
         "127.0.0.1:8000", min_length=1, description="address of the OpenAI API, /ready and /metrics; off for none"
     )
+    health_listen: str = Field(
+        HTTP_OFF, min_length=1, description="address of this worker's own /health and /ready, without TLS; off for none"
+    )
     bootstrap: str = Field("", description="gRPC target of the bootstrap; default the instance's unix socket")
     bootstrap_name: str = Field("", description="name in the bootstrap's certificate, if not the target's host")
     model_fingerprint: str = Field("", pattern="^([0-9a-f]{64})?$", description="serve no other model than this one")
@@ -102,6 +105,10 @@ class GatewaySettings(RingAccessSettings):
     @property
     def serves_http(self) -> bool:
         return self.http_listen != HTTP_OFF
+
+    @property
+    def serves_health(self) -> bool:
+        return self.health_listen != HTTP_OFF
 
     @property
     def lane_owner(self) -> str:

@@ -34,6 +34,7 @@ from services.dpu_gateway.vllm_engine.service import VllmEngineService
 
 LAST_WORDS = 1.0  # seconds for the statuses of ended streams to leave
 STOP_GRACE = 0.2  # seconds for calls other than Generate
+PROBE_CONNECTIONS = 64
 
 
 class Worker:
@@ -85,9 +86,10 @@ class Worker:
             settings.most_http_connections,
             self._tls.http() if self._tls else None,
         )
+        self._probes = HttpServer(api.probes(), settings.http_keep_alive, PROBE_CONNECTIONS)
         self._socket = socket_path(directory, settings.instance, settings.worker)
         self._log = get_logger()
-        self.port = self.http_port = 0
+        self.port = self.http_port = self.health_port = 0
 
     async def start(self) -> None:
         """Listen and begin to attach. Raises PortError."""
@@ -97,6 +99,8 @@ class Worker:
         await self._server.start()
         if self._settings.serves_http:
             self.http_port = await self._http.start(self._settings.http_listen)
+        if self._settings.serves_health:
+            self.health_port = await self._probes.start(self._settings.health_listen, shared=False)
         self.link_task = asyncio.create_task(self.link.run(), name="engine-link")
         self._log.info(
             "listening",
@@ -104,6 +108,8 @@ class Worker:
             port=self.port,
             http_address=self._settings.http_listen,
             http_port=self.http_port,
+            health_address=self._settings.health_listen,
+            health_port=self.health_port,
         )
 
     async def drain(self) -> None:
@@ -121,7 +127,7 @@ class Worker:
             if self.link.session is not None:
                 self.link.session.fail_all(UnavailableError("the gateway stopped", self._settings.retry_after))
             await self._idle_within(LAST_WORDS)
-        await asyncio.gather(self._server.stop(STOP_GRACE), self._http.stop())
+        await asyncio.gather(self._server.stop(STOP_GRACE), self._http.stop(), self._probes.stop())
         await self._close()
         self._log.info("stopped")
 

@@ -28,6 +28,7 @@ class WorkerProcess:
     process: asyncio.subprocess.Process
     port: int
     http_port: int
+    health_port: int
     log: list[dict[str, object]]
 
     async def event(self, name: str) -> dict[str, object]:
@@ -60,10 +61,11 @@ async def worker_process(
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"BLINK_RUNTIME_DIR": str(system.directory)},
     )
-    worker = WorkerProcess(process, 0, 0, [])
+    worker = WorkerProcess(process, 0, 0, 0, [])
     try:
         listening = await worker.event("listening")
-        worker.port, worker.http_port = (int(str(listening[name])) for name in ("port", "http_port"))
+        for name in ("port", "http_port", "health_port"):
+            setattr(worker, name, int(str(listening[name])))
         await worker.event("attached")
         yield worker
     finally:
@@ -132,15 +134,18 @@ async def test_workers_share_one_port_and_take_over_from_one_that_is_killed() ->
         assert {await ask() for _ in range(8)} == {grpc.StatusCode.OK}
 
 
-async def test_a_port_in_use_is_one_clear_line_and_a_non_zero_exit() -> None:
+@pytest.mark.parametrize("flag", ["--listen", "--health-listen"])
+async def test_a_port_in_use_is_one_clear_line_and_a_non_zero_exit(flag: str) -> None:
     async with gateway(workers=0) as system:
         with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, flag == "--health-listen")  # as a worker's may be
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
+            others = [f"{each}=127.0.0.1:0" for each in ("--listen", "--http-listen") if each != flag]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "services.dpu_gateway", f"--listen=127.0.0.1:{port}"),
+                *("-m", "services.dpu_gateway", f"{flag}=127.0.0.1:{port}", *others),
                 stderr=asyncio.subprocess.PIPE,
                 env=os.environ | {"BLINK_RUNTIME_DIR": str(system.directory)},
             )

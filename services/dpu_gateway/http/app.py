@@ -46,24 +46,23 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
 
     def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/v1/completions", _Endpoint(self._complete), methods=["POST"]),
-                Route("/v1/chat/completions", _Endpoint(self._chat), methods=["POST"]),
-                Route("/v1/models", self._list_models),
-                Route("/v1/models/{name:path}", self._show_model),
-                Route("/health", self._health),
-                Route("/ready", self._ready),
-                Route("/metrics", self._metrics),
-                Route("/openapi.json", self._describe_api),
-            ],
-            exception_handlers={
-                HttpError: _show_refusal,
-                GatewayError: _show_failure,
-                HTTPException: _show_routing,
-                Exception: _show_fault,
-            },
+        """The whole API."""
+        return _app(
+            Route("/v1/completions", _Endpoint(self._complete), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(self._chat), methods=["POST"]),
+            Route("/v1/models", self._list_models),
+            Route("/v1/models/{name:path}", self._show_model),
+            *self._probe_routes(),
+            Route("/metrics", self._metrics),
+            Route("/openapi.json", self._describe_api),
         )
+
+    def probes(self) -> Starlette:
+        """What may be asked by whoever watches this one worker."""
+        return _app(*self._probe_routes())
+
+    def _probe_routes(self) -> tuple[Route, Route]:
+        return Route("/health", self._health), Route("/ready", self._ready)
 
     async def _complete(self, headers: Headers, receive: Receive, send: Send) -> None:
         caller = self._identify(headers)
@@ -149,6 +148,18 @@ class HttpApi:
         if model is None:
             raise UnavailableError("no model is known yet: no engine was attached", self._retry_after)
         return model
+
+
+def _app(*routes: Route) -> Starlette:
+    return Starlette(
+        routes=routes,
+        exception_handlers={
+            HttpError: _show_refusal,
+            GatewayError: _show_failure,
+            HTTPException: _show_routing,
+            Exception: _show_fault,
+        },
+    )
 
 
 class _Endpoint:

@@ -1,4 +1,4 @@
-"""Serves the HTTP app in the worker's own event loop, on a port that all workers share."""
+"""Serves an HTTP app in the worker's own event loop, on a port that all workers share or on one of its own."""
 
 from __future__ import annotations
 
@@ -48,9 +48,12 @@ class HttpServer:
         self._server.lifespan = config.lifespan_class(config)
         self._socket: socket.socket | None = None
 
-    async def start(self, address: str) -> int:
-        """Serve at ``host:port`` or ``unix:/path``; the port, 0 for a unix socket. Raises PortError."""
-        self._socket = _listen(address)
+    async def start(self, address: str, *, shared: bool = True) -> int:
+        """Serve at ``host:port`` or ``unix:/path``; the port, 0 for a unix socket. Raises PortError.
+
+        ``shared``: with every process that says so, each of which gets some of the connections.
+        """
+        self._socket = _listen(address, shared)
         await self._server.startup([self._socket])
         self._ticking = asyncio.create_task(self._server.main_loop(), name="http-dates")
         return 0 if self._socket.family is socket.AF_UNIX else int(self._socket.getsockname()[1])
@@ -64,7 +67,7 @@ class HttpServer:
         await self._server.shutdown([self._socket])
 
 
-def _listen(address: str) -> socket.socket:
+def _listen(address: str, shared: bool) -> socket.socket:
     target: Any
     if address.startswith("unix:"):
         path = Path(address.removeprefix("unix:"))
@@ -82,7 +85,7 @@ def _listen(address: str) -> socket.socket:
     try:
         if family is not socket.AF_UNIX:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         listener.bind(target)
         listener.setblocking(False)
     except OSError as error:

@@ -23,6 +23,7 @@ SECTIONS: dict[str, tuple[type[BaseSettings], set[str]]] = {
             "worker",
             "listen",
             "http_listen",
+            "health_listen",
             "transport",
             "bootstrap",
             "gateway_id",

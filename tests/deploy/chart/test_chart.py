@@ -82,6 +82,25 @@ def test_what_serves_drains_within_its_grace_period_and_has_all_probes(name: str
 
 
 @each_profile
+def test_each_worker_is_asked_for_its_own_health_at_a_port_that_no_other_has(name: str) -> None:
+    workers = 3
+    found = [each for n, each in containers(rendered(name, {"gateway": {"workers": workers}})) if "/gateway-" in n]
+    assert len(found) == workers
+    asked = set()
+    for each in found:
+        ports = {port["name"]: port["containerPort"] for port in each["ports"]}
+        environment = {e["name"]: e.get("value") for e in each["env"]}
+        for probe, path in (("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready")):
+            assert each[probe]["httpGet"]["path"] == path
+            port = ports[each[probe]["httpGet"]["port"]]
+            assert environment["BLINK_GATEWAY_HEALTH_LISTEN"] == f"0.0.0.0:{port}"
+            asked.add(port)
+    assert len(asked) == workers
+    shared = {int(str(e["value"]).rpartition(":")[2]) for c in found for e in c["env"] if e["name"].endswith("_LISTEN")}
+    assert len(shared) == workers + 2  # gRPC and HTTP, which all of them have
+
+
+@each_profile
 def test_a_control_loop_that_stands_still_is_restarted(name: str) -> None:
     (engine,) = (each for container_name, each in containers(rendered(name)) if container_name.endswith("/engine"))
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

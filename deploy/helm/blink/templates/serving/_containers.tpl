@@ -92,9 +92,10 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
 {{- end }}
 
-{{/* One gateway worker; all of a pod share its ports. Takes root and worker. */}}
+{{/* One gateway worker; all of a pod share its ports but the one at which each is asked for its health. Takes root and worker. */}}
 {{- define "blink.gatewayContainer" -}}
 {{- $v := .root.Values -}}
+{{- $health := add 8100 .worker -}}
 name: gateway-{{ .worker }}
 image: {{ include "blink.image" (dict "root" .root "image" $v.images.gateway) }}
 imagePullPolicy: {{ $v.images.pullPolicy }}
@@ -104,6 +105,7 @@ env:
   - {name: BLINK_GATEWAY_WORKER, value: {{ .worker | quote }}}
   - {name: BLINK_GATEWAY_LISTEN, value: "0.0.0.0:50051"}
   - {name: BLINK_GATEWAY_HTTP_LISTEN, value: "0.0.0.0:8000"}
+  - {name: BLINK_GATEWAY_HEALTH_LISTEN, value: "0.0.0.0:{{ $health }}"}
   - {name: BLINK_GATEWAY_TRANSPORT, value: {{ $v.transport }}}
   - {name: BLINK_GATEWAY_DRAIN_LIMIT, value: {{ $v.gateway.drainSeconds | quote }}}
   {{- if eq $v.transport "verbs" }}
@@ -115,25 +117,26 @@ env:
   - {name: BLINK_GATEWAY_HANDSHAKE_AUTHORITY, value: /handshake/ca.crt}
   {{- end }}
   {{- include "blink.settings" (dict "process" "GATEWAY" "settings" $v.gateway.settings) | nindent 2 }}
-{{- if eq (int .worker) 0 }}
 ports:
+  {{- if eq (int .worker) 0 }}
   - {name: grpc, containerPort: 50051}
   - {name: http, containerPort: 8000}
-{{- end }}
+  {{- end }}
+  - {name: health-{{ .worker }}, containerPort: {{ $health }}}
 startupProbe:
-  httpGet: {path: /health, port: 8000}
+  httpGet: {path: /health, port: health-{{ .worker }}}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: 60
 {{- /* The process itself; that its engine is away is no reason to end it. */}}
 livenessProbe:
-  httpGet: {path: /health, port: 8000}
+  httpGet: {path: /health, port: health-{{ .worker }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 {{- /* Heartbeat and progress of the engine. */}}
 readinessProbe:
-  httpGet: {path: /ready, port: 8000}
+  httpGet: {path: /ready, port: health-{{ .worker }}}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: 2
