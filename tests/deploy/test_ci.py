@@ -64,6 +64,64 @@ def test_what_ends_the_run_ends_what_it_runs_and_waits_for_its_end(tmp_path: Pat
     assert (tmp_path / "cleaned").exists()
 
 
+def test_ctrl_c_at_the_terminal_ends_what_it_runs_and_waits_for_its_end(tmp_path: Path) -> None:
+    terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    run = subprocess.Popen([sys.executable, "-c", terminal, RUN, "by", "60", *work(tmp_path)], stdin=subprocess.PIPE)
+    until((tmp_path / "begun").exists)
+    assert run.stdin is not None
+    run.stdin.write(b"\x03")
+    run.stdin.flush()
+    assert run.wait(60) == ENDED
+    assert (tmp_path / "cleaned").exists()
+    run.stdin.close()
+
+
+def test_what_it_runs_does_not_ignore_signals_that_a_terminal_sends() -> None:
+    """All that is tested would ignore them, too, and tests of an end by SIGINT would wait for ever."""
+    script = (
+        "import signal; print(*(signal.getsignal(n) is not signal.SIG_IGN for n in (signal.SIGINT, signal.SIGQUIT)))"
+    )
+    done = subprocess.run(
+        [RUN, "by", "60", sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "True True\n"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> dict[str, str]:
+    """An environment whose ``make`` makes targets that take for ever, fail, or begin a process that does not end."""
+    program = tmp_path / "bin" / "make"
+    program.parent.mkdir()
+    endless = f"sleep 60 & echo $! >{tmp_path}/child; wait"
+    program.write_text(f"#!/bin/sh\ncase $1 in endless) {endless} ;; broken) exit 3 ;; esac\n")
+    program.chmod(0o755)
+    return os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+def test_a_target_that_hangs_fails_the_run_by_its_name_and_leaves_no_process(
+    make: dict[str, str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [RUN, "demand", "endless", "2"], env=make, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "FAILED make endless: not done by minute 0 of this run\n")
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not alive(child))
+
+
+def test_a_target_that_fails_fails_the_run_by_its_name(make: dict[str, str]) -> None:
+    done = subprocess.run(
+        [RUN, "demand", "broken", "60"], env=make, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "FAILED make broken\n")
+
+
+def test_every_part_of_the_run_has_a_limit() -> None:
+    """What runs for long is run by by, or by what calls it: a command in the foreground keeps TERM waiting."""
+    lines = [line.strip() for line in RUN.read_text().splitlines()]
+    assert not [line for line in lines if line.startswith(("make ", "apt-get "))]
+
+
 def test_how_a_command_ends_is_how_the_run_takes_it() -> None:
     assert subprocess.run([RUN, "by", "60", "sh", "-c", "exit 7"], timeout=60, check=False).returncode == 7
 
