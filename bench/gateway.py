@@ -41,10 +41,11 @@ SLOTS = 512
 
 
 class Granting(bootstrap_pb2_grpc.BootstrapServicer):
-    """Grants lane 0 of the stand-in's ring."""
+    """Grants the stand-in's lanes, each gateway one."""
 
     def __init__(self, ring: Path) -> None:
         self._ring = ring
+        self._lanes: dict[str, int] = {}  # by the gateway's name
 
     async def Attach(  # noqa: N802
         self,
@@ -52,7 +53,7 @@ class Granting(bootstrap_pb2_grpc.BootstrapServicer):
         context: grpc.aio.ServicerContext[bootstrap_pb2.AttachRequest, bootstrap_pb2.AttachResponse],
     ) -> bootstrap_pb2.AttachResponse:
         return bootstrap_pb2.AttachResponse(
-            lane=0,
+            lane=self._lanes.setdefault(request.gateway_id, len(self._lanes)),
             gateway_epoch=time.time_ns(),
             engine_epoch=engine_epoch(self._ring),
             shm=bootstrap_pb2.ShmDescriptor(path=str(self._ring)),
@@ -128,11 +129,13 @@ async def generate_load(address: str, streams: int, seconds: float, spread: floa
 
 
 @asynccontextmanager
-async def process(*arguments: str, ready: str = "", **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python process, awaited until it prints a line with ``ready``, killed at the end."""
+async def process(
+    *arguments: str, ready: str = "", python: str = sys.executable, **environment: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process of a module or a file, awaited until it prints a line with ``ready``, stopped at the end."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
+        python,
+        "-P" if arguments[0].endswith(".py") else "-m",  # a file finds modules of its checkout, not beside itself
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
