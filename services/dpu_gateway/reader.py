@@ -22,7 +22,8 @@ class TokenReader:
     """One per worker: whatever the number of streams, a round is one look at the lane's head line and, if it moved,
     one bulk read, demultiplexed by numpy. Python work is per stream that got something, never per token.
 
-    A stream is woken for tokens at most once every ``gap`` seconds of the cadence; first tokens and ends at once.
+    A stream is woken for tokens at most once every ``gap`` seconds of the cadence, by ``wake``, which may take its
+    time; first tokens and ends wake it at once, before all others.
     ``on_finish`` is called for each stream that the engine has finished, after the log's tail was written;
     ``on_slow`` for each that leaves more than ``max_unsent`` entries lying. ``waiting`` hears who is admitted.
     """
@@ -34,6 +35,8 @@ class TokenReader:
         on_finish: Callable[[Stream], None],
         on_slow: Callable[[Stream], None],
         waiting: Waiting,
+        *,
+        wake: Callable[[Stream], None] = Stream.wake,
     ) -> None:
         slots = lane.geometry.slots_per_lane
         self._lane = lane
@@ -41,6 +44,7 @@ class TokenReader:
         self._on_finish = on_finish
         self._on_slow = on_slow
         self._waiting = waiting
+        self._wake = wake
         self._streams: list[Stream | None] = [None] * slots
         self._held: list[Stream] = []  # fed, to be woken when their gap is over
         self.live = 0  # streams that the engine has not finished
@@ -102,15 +106,18 @@ class TokenReader:
             if stream.woken_at <= woken_before:
                 stream.held = False
                 stream.woken_at = now
-                stream.wake()
+                self._wake(stream)
             else:
                 still.append(stream)
         self._held = still
 
     def _wake_or_hold(self, stream: Stream, now: float, woken_before: float) -> None:
-        if stream.woken_at <= woken_before:
+        if not stream.woken_at:  # its first tokens
             stream.woken_at = now
             stream.wake()
+        elif stream.woken_at <= woken_before:
+            stream.woken_at = now
+            self._wake(stream)
         elif not stream.held:
             stream.held = True
             self._held.append(stream)

@@ -24,6 +24,7 @@ from services.dpu_gateway.settings import GatewaySettings
 from services.dpu_gateway.slots import SlotTracker
 from services.dpu_gateway.streams import RequestName, Stream
 from services.dpu_gateway.ticker import Ticker
+from services.dpu_gateway.turns import Turns
 from services.dpu_gateway.waiting import Waiting
 from services.ring.errors import RingError
 from services.ring.header import RingInfo, RingStatus, parse_status, start_status
@@ -61,7 +62,9 @@ class Session:
         self._slots = SlotTracker(info.geometry.slots_per_lane, self._slot_statuses)
         self._arena = Arena(info.geometry.arena_bytes)
         self._waiting = Waiting(info.geometry.slots_per_lane)
-        self._reader = TokenReader(lane, settings.max_unsent_entries, self._finished, self._too_slow, self._waiting)
+        self._reader = TokenReader(
+            lane, settings.max_unsent_entries, self._finished, self._too_slow, self._waiting, wake=Turns().add
+        )
         self._cadence = Cadence(
             fast=settings.poll_fast_us / 1e6,
             slow=settings.poll_slow_us / 1e6,

@@ -48,7 +48,7 @@ class GatewaySettings(RingAccessSettings):
 
     encode_threads: int = Field(0, ge=0, le=64, description="threads that tokenize; 0 takes one for each available CPU")
     poll_fast_us: int = Field(
-        500, ge=50, le=100_000, description="between two looks at the token log while tokens flow"
+        250, ge=50, le=100_000, description="between two looks at the token log while tokens are due"
     )
     poll_slow_us: int = Field(2_000, ge=50, le=1_000_000, description="the same when none came for a while")
     longest_chunk_gap: float = Field(

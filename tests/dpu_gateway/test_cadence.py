@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from services.dpu_gateway.cadence import Cadence
 
 FAST, SLOW, IDLE, LONGEST = 0.001, 0.004, 0.1, 0.04
@@ -17,30 +19,86 @@ class Worker:
     def look(self, times: int, *, found: bool = True, live: bool = True, late: bool = False, busy: float = 0) -> None:
         """Looks a millisecond apart, the event loop busy for this part of the time."""
         for _ in range(times):
-            self.now += 0.001
-            self.cpu += 0.001 * busy
+            self.pass_time(0.001, busy)
             self.cadence.after_look(found=found, live=live, late=late)
 
+    def beat(self, times: int, step: float) -> None:
+        """The engine's steps, each seen at its end."""
+        for _ in range(times):
+            self.pass_time(step)
+            self.cadence.after_look(found=True, live=True, late=False)
 
-def test_looks_are_fast_while_tokens_flow_and_slow_down_by_and_by() -> None:
+    def pass_time(self, seconds: float, busy: float = 0) -> None:
+        self.now += seconds
+        self.cpu += seconds * busy
+
+
+def test_looks_are_fast_until_tokens_come_and_slow_down_by_and_by_when_they_do_not() -> None:
     worker = Worker()
-    worker.look(1)
+    worker.look(1, found=False)
     assert worker.cadence.period == FAST
-    periods = []
-    for _ in range(5):
-        worker.look(1, found=False)
-        periods.append(worker.cadence.period)
-    assert periods == sorted(periods)
-    assert periods[0] > FAST
-    assert periods[-1] == SLOW
-    worker.look(1)
+    worker.look(30, found=False)
+    assert worker.cadence.period == pytest.approx(0.05 * 0.031)
+    worker.look(100, found=False)
+    assert worker.cadence.period == SLOW
+
+
+def test_after_tokens_there_is_rest_until_shortly_before_the_engines_next_step_ends() -> None:
+    worker = Worker()
+    worker.beat(20, 0.004)
+    assert worker.cadence.period == pytest.approx(0.9 * 0.004)
+    worker.pass_time(0.0036)
+    worker.look(1, found=False)
+    assert worker.cadence.period == FAST  # the step is longer than others
+
+
+def test_one_longer_step_makes_no_later_one_seen_late() -> None:
+    worker = Worker()
+    worker.beat(20, 0.004)
+    worker.beat(1, 0.2)
+    assert worker.cadence.period <= 0.004
+
+
+def test_a_shorter_step_is_expected_at_once() -> None:
+    worker = Worker()
+    worker.beat(20, 0.004)
+    worker.beat(1, 0.002)
+    assert worker.cadence.period == pytest.approx(0.9 * 0.002)
+
+
+def test_no_rest_is_long_however_long_a_step_takes() -> None:
+    worker = Worker()
+    worker.beat(100, 0.1)
+    assert worker.cadence.period == 0.01
+
+
+def test_a_request_beside_others_keeps_their_beat_and_one_alone_is_looked_for_at_once() -> None:
+    worker = Worker()
+    worker.beat(20, 0.004)
+    worker.pass_time(0.002)
+    worker.cadence.hurry()
+    assert worker.cadence.period == pytest.approx(0.9 * 0.004)
+    worker.pass_time(0.1)
+    worker.look(1, found=False)
+    assert worker.cadence.period == SLOW
+    worker.cadence.hurry()
     assert worker.cadence.period == FAST
+    worker.look(10, found=False)
+    assert worker.cadence.period == FAST  # by the time since the request, not since the tokens before it
 
 
 def test_without_requests_looks_are_rare_until_one_is_submitted() -> None:
     worker = Worker()
     worker.look(1, live=False)
     assert worker.cadence.period == IDLE
+    worker.cadence.hurry()
+    assert worker.cadence.period == FAST
+
+
+def test_a_request_right_after_the_last_ones_end_is_looked_for_at_once() -> None:
+    worker = Worker()
+    worker.beat(20, 0.004)
+    worker.look(1, live=False)
     worker.cadence.hurry()
     assert worker.cadence.period == FAST
 

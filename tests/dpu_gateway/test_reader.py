@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -207,3 +209,16 @@ async def test_a_held_stream_is_woken_when_its_gap_is_over_though_nothing_new_ca
     await stream.wait()
     reading.reader.poll(100.041, gap=0.04)
     assert stream._changed
+
+
+async def test_first_tokens_wake_their_stream_before_the_others_of_the_step_get_their_turn() -> None:
+    reading = Reading(Behaviour(burst=1))
+    turns: list[Stream] = []
+    reading.reader._wake = turns.append
+    old, new = reading.submit(0, [1], 9), reading.submit(7, [2], 9)
+    old.woken_at = 1.0  # it had tokens before
+    reading.pair.engine.step()
+    reading.reader.poll(2.0)
+    assert turns == [old]
+    await asyncio.wait_for(new.wait(), 1)
+    assert new.take_tokens() == [2]
