@@ -135,7 +135,8 @@ async def process(
     """A Python process of a module or a file, awaited until it prints a line with ``ready``, stopped at the end."""
     child = await asyncio.create_subprocess_exec(
         python,
-        "-P" if arguments[0].endswith(".py") else "-m",  # a file finds modules of its checkout, not beside itself
+        "-P",  # modules are those of the interpreter's checkout
+        *([] if arguments[0].endswith(".py") else ["-m"]),
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

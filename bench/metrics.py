@@ -1,11 +1,12 @@
 """What a scrape costs, and what it does to streams: GET /metrics at 0 and 256 streams of 80 tokens/s.
 
-    python -m bench.metrics [--seconds 10] [--streams 0 256]
+    python -m bench.metrics [--seconds 10] [--streams 0 256] [--python .venv/bin/python OTHER/.venv/bin/python]
 
 The stand-in engine owns the ring; streams come over gRPC from a process of their own. Each row is measured twice, with
 scrapes ten times a second and without, so that the last columns show what they do to the time between two chunks.
 The times of a scrape are its client's, who competes for the CPUs with all the others; the gateway's CPU time, which the
-row without streams gives, is what a scrape takes from them.
+row without streams gives, is what a scrape takes from them. ``--python`` names interpreters of checkouts whose gateways
+are measured in turns.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -59,7 +61,7 @@ class Measured:
     cpu: float  # seconds of the gateway
 
 
-async def measure(streams: int, seconds: float, scraped: bool) -> Measured:
+async def measure(python: str, streams: int, seconds: float, scraped: bool) -> Measured:
     directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
     ring = Path(f"/dev/shm/{directory.name}")
     bootstrap = grpc.aio.server()
@@ -77,7 +79,10 @@ async def measure(streams: int, seconds: float, scraped: bool) -> Measured:
             engine = process("tests.support.stand_in_engine", str(ring), *engine_flags, ready="READY")
             await stack.enter_async_context(engine)
             gateway = process(
-                *("services.dpu_gateway", *gateway_flags), ready='"attached"', BLINK_RUNTIME_DIR=str(directory)
+                *("services.dpu_gateway", *gateway_flags),
+                ready='"attached"',
+                python=python,
+                BLINK_RUNTIME_DIR=str(directory),
             )
             worker = await stack.enter_async_context(gateway)
             spread = MAX_TOKENS / RATE if streams else 0.0
@@ -105,17 +110,19 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--streams", type=int, nargs="+", default=[0, 256])
+    parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters of gateways' checkouts")
     options = parser.parse_args()
-    table = Table("streams", "scrapes", "p50 ms", "p99 ms", "CPU ms", "body KB", "chunk gap p99 ms", "without scrapes")
+    names = ("streams", "gateway", "scrapes", "p50 ms", "p99 ms", "CPU ms", "body KB", "chunk gap p99 ms")
+    table = Table(*names, "without scrapes")
     for streams in options.streams:
-        calm = await measure(streams, options.seconds, scraped=False)
-        seen = await measure(streams, options.seconds, scraped=True)
-        p50, p99 = np.percentile(seen.times, (50, 99)) * 1e3
-        cpu = "" if streams else f"{(seen.cpu - calm.cpu) / len(seen.times) * 1e3:.2f}"
-        times = (str(len(seen.times)), f"{p50:.2f}", f"{p99:.2f}", cpu)
-        table.add_row(
-            str(streams), *times, f"{seen.body_bytes / 1000:.1f}", f"{seen.gap * 1e3:.1f}", f"{calm.gap * 1e3:.1f}"
-        )
+        for number, python in enumerate(options.python):
+            calm = await measure(python, streams, options.seconds, scraped=False)
+            seen = await measure(python, streams, options.seconds, scraped=True)
+            p50, p99 = np.percentile(seen.times, (50, 99)) * 1e3
+            cpu = "" if streams else f"{(seen.cpu - calm.cpu) / len(seen.times) * 1e3:.2f}"
+            times = (str(len(seen.times)), f"{p50:.2f}", f"{p99:.2f}", cpu)
+            gaps = (f"{seen.gap * 1e3:.1f}", f"{calm.gap * 1e3:.1f}")
+            table.add_row(str(streams), str(number), *times, f"{seen.body_bytes / 1000:.1f}", *gaps)
     Console(width=120).print(table)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -12,17 +15,18 @@ from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.metrics.engine import EngineFigures
 
 Collect = Callable[[], Iterable[Metric]]
+SLICE = 0.0005  # seconds for which a scrape holds up the streams at once
+END = b"# EOF\n"  # of an answer in OpenMetrics's format
 
 
-class _Families:
-    """Metric families as prometheus_client's encoders take them."""
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One metric family as prometheus_client's encoders take it."""
 
-    def __init__(self, *sources: Collect) -> None:
-        self._sources = sources
+    metric: Metric
 
-    def collect(self) -> Iterator[Metric]:
-        for source in self._sources:
-            yield from source()
+    def collect(self) -> Iterable[Metric]:
+        return (self.metric,)
 
 
 class Exposition:
@@ -33,7 +37,20 @@ class Exposition:
         self._gateway = gateway
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Body and content type in the format that the scraper ``accept``s. Formatted off the event loop."""
+        """Body and content type in the format that the scraper ``accept``s.
+
+        Formatted in the event loop, a few families at a time: a thread would take the interpreter lock from the loop
+        for longer than that, each time that a stream's write lets go of it.
+        """
         figures = await EngineFigures.take(self._link.session)
         encode, content_type = choose_encoder(accept)
-        return await asyncio.to_thread(encode, _Families(figures.collect, self._gateway)), content_type
+        parts, ended = [], False
+        until = time.perf_counter() + SLICE
+        for metric in chain(figures.collect(), self._gateway()):
+            part = encode(_Family(metric))
+            ended |= part.endswith(END)
+            parts.append(part.removesuffix(END))
+            if time.perf_counter() >= until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + SLICE
+        return b"".join([*parts, END if ended else b""]), content_type
