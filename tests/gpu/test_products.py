@@ -18,8 +18,9 @@ from services.gpu_engine.cuda.products import MatrixProducts
 from services.gpu_engine.cuda.skinny_gemm import SkinnyGemm
 from services.gpu_engine.cuda.warm_up import warm_up
 
-# n and k of the products of Llama-3-8B and SmolLM2-135M.
+# n and k of products: Llama-3-8B's and SmolLM2-135M's.
 PRODUCTS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (960, 576), (3072, 576), (576, 1536)]
+LONG = (5120, 17920)  # Phi-4's product with the longest k
 BUCKETS = [1, 2, 7, 8, 16, 33, 64, 65, 96, 128, 192, 256, 320, 512, 1024, 2048]
 
 
@@ -47,7 +48,16 @@ def test_every_algorithm_of_the_library_gives_the_product_of_float64(
             assert np.linalg.norm(got - exact) < (1e-5 if fp32 else 4e-3) * np.linalg.norm(exact), candidate
 
 
-@pytest.mark.parametrize(("n", "k"), PRODUCTS)
+@pytest.mark.parametrize("m", [16, 128, 2048])
+def test_a_long_k_has_the_candidates_of_a_short_one(device: Device, m: int) -> None:
+    n, k = LONG
+    library = CublasLt(device)
+    assert library.candidates(Shape(m, n, k, "bf16"), split=False) == library.candidates(
+        Shape(m, n, 1024, "bf16"), split=False
+    )
+
+
+@pytest.mark.parametrize(("n", "k"), [*PRODUCTS, LONG])
 def test_a_row_has_the_same_bits_in_every_bucket(
     device: Device, compiler: Compiler, stream: Stream, rng: np.random.Generator, n: int, k: int
 ) -> None:

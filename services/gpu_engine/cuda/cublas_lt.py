@@ -22,7 +22,7 @@ NO_REDUCTION, ANY_REDUCTION = 0, 7  # cublasLtReductionScheme_t
 OP_TRANSPOSE = 1  # cublasOperation_t
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
 CANDIDATES = 8  # of each target
-
+SHORT_K, K_ALIGNMENT = 1024, 64
 
 Ending = Literal["bf16", "fp32", "swiglu"]
 
@@ -126,6 +126,9 @@ class CublasLt:
     def candidates(self, shape: Shape, *, split: bool) -> list[str]:
         """What the library suggests, its first choice first: the target in multiprocessors and the algorithm, as text.
 
+        Without a split, it is asked for the product of a short k: for a long one it suggests few or bad ones
+        (docs/performance.md, "Matrix products").
+
         Args:
             split: algorithms may cut k and add the parts.
 
@@ -133,9 +136,10 @@ class CublasLt:
             DriverError: it suggests nothing.
         """
         found: dict[str, None] = {}  # in order
+        asked, reductions = (shape, ANY_REDUCTION) if split else (_of_short_k(shape), NO_REDUCTION)
         for target, operation in self._operations.items():
-            for heuristic in self._suggestions(shape, operation, ANY_REDUCTION if split else NO_REDUCTION):
-                if heuristic.state == 0:
+            for heuristic in self._suggestions(asked, operation, reductions):
+                if heuristic.state == 0 and self._accepts(shape, operation, heuristic.algorithm):
                     found[f"{target}:{bytes(heuristic.algorithm).hex()}"] = None
         if not found:
             raise DriverError("cublasLtMatmulAlgoGetHeuristic", "no algorithm", f"for {shape}")
@@ -167,6 +171,14 @@ class CublasLt:
         finally:
             self._call("cublasLtMatmulPreferenceDestroy", preference)
         return heuristics[: found.value]
+
+    def _accepts(self, shape: Shape, operation: ctypes.c_void_p, algorithm: Algorithm) -> bool:
+        weight, x, out = self._layouts_of(shape)
+        result = _Heuristic()
+        status = self._library.cublasLtMatmulAlgoCheck(
+            self._handle, operation, weight, x, out, out, ctypes.byref(algorithm), ctypes.byref(result)
+        )
+        return bool(status == 0 and result.workspace <= WORKSPACE_BYTES)
 
     def _operation(self, multiprocessors: int) -> ctypes.c_void_p:
         # The library is column-major: it sees weight as [k, n], x as [k, m] and out as [n, m].
@@ -206,6 +218,11 @@ class CublasLt:
             self._library.cublasLtMatmulDescDestroy(operation)
         if getattr(self, "_handle", None):
             self._library.cublasLtDestroy(self._handle)
+
+
+def _of_short_k(shape: Shape) -> Shape:
+    """Of the same m and n, and as well aligned."""
+    return shape._replace(k=min(shape.k, SHORT_K + shape.k % K_ALIGNMENT))
 
 
 @cache

@@ -30,7 +30,7 @@ from services.gpu_engine.cuda.wide_swiglu import WideSwiglu
 
 SKINNY, WIDE = "skinny ", "wide "  # begin the names of our own kernels' ways among the library's algorithms
 CHECKED_ROWS = 2  # the order of sums is that of the algorithm, all rows have it
-CHOSEN_BY = "time of the step, in full at anchors"
+CHOSEN_BY = "time of the step, in full at anchors, of the library's for a short k"
 """Part of what kept choices were made with: change it, and all are made anew."""
 
 
