@@ -188,8 +188,15 @@ def test_settings_that_a_killed_nodes_kubelet_wrote_are_what_they_were(
 
 
 def test_while_a_node_runs_nobody_takes_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "CACHE", tmp_path)
+    monkeypatch.setattr(leftovers, "LOCK", tmp_path / "lock")
     with leftovers.only_node() as first, leftovers.only_node(wait=False) as second:
         assert (first, second) == (True, False)
     with leftovers.only_node(wait=False) as third:
         assert third
+
+
+def test_runs_with_other_homes_and_caches_know_of_each_others_node(tmp_path: Path) -> None:
+    homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    where = [sys.executable, "-c", "from tests.cluster.node.leftovers import LOCK; print(LOCK)"]
+    done = subprocess.run(where, env=os.environ | homes, stdout=subprocess.PIPE, text=True, check=True)
+    assert Path(done.stdout.strip()) == leftovers.LOCK

@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster.fetch_helm import CACHE
 from tests.cluster.node.network import Network
 
 PREFIX = "blink-node-"
+LOCK = Path("/run/blink-node.lock")  # a node is root's, and one place for all, whatever their caches and homes are
 CGROUPS = Path("/sys/fs/cgroup")
 SETTINGS = Path("/proc/sys")
 SYSCTLS = "sysctls.json"  # of a node's folder: what they were before its kubelet
@@ -30,8 +30,7 @@ CLEAR_SECONDS = 60.0
 @contextlib.contextmanager
 def only_node(wait: bool = True) -> Iterator[bool]:
     """One node at a time on this machine: its network has fixed addresses. False where there is one, and no waiting."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "node.lock").open("w") as lock:
+    with LOCK.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
