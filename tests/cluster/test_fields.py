@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,8 +53,16 @@ def tenant() -> Json:
     pod = template["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     container["resources"]["limits"] = {"memory": "64Mi"}
-    earlier = {"name": "before", "image": "example.invalid/x", "resources": {"requests": {}, "limits": {}}}
-    pod |= {"restartPolicy": "Never", "affinity": {}, "initContainers": [earlier]}
+    container["resources"]["requests"] = {"cpu": 1, "ephemeral-storage": "1Gi"}
+    container |= {"ports": [{"containerPort": 80, "hostPort": 0}], "securityContext": {"privileged": False}}
+    pod |= {
+        "restartPolicy": "Never",
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}},
+        "initContainers": [{**copy.deepcopy(container), "name": "before"}],
+        "resourceClaims": [],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        **dict.fromkeys(("hostNetwork", "hostPID", "hostIPC"), False),
+    }
     return thing
 
 
@@ -127,6 +136,8 @@ def put(thing: Json, field: Field, value: Any) -> None:
     within = at(thing, field[:-1])
     if value is MISSING:
         del within[field[-1]]
+    elif within == []:  # what may not have any
+        within.append(value)
     else:
         within[field[-1]] = value
 

@@ -54,6 +54,75 @@ BAD_TENANTS: list[tuple[str, Json]] = [
     ("would run again", {"template": job_template(ttlSecondsAfterFinished=0)}),
     ("own controller runs it", {"template": job_template(managedBy="example.com/another")}),
     ("those that it makes", {"template": job_template(manualSelector=True)}),
+    ("follows from the class", {"template": template(priority=0)}),
+    ("operator's to say", {"template": template(preemptionPolicy="Never")}),
+]
+
+
+def container(**more: Any) -> Json:
+    return template(containers=[{"name": "a", "image": "x", **more}])
+
+
+POD = "spec.template.spec.template.spec"
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+CONFLICTING: list[tuple[str, tuple[str, ...], Json]] = [
+    ("GPU", (f"{POD}.containers[0].resources.limits", "cpu, memory and ephemeral-storage alone"), container(**GPU)),
+    (
+        "two devices of serving's",
+        (f"{POD}.containers[0].resources.requests", "devices and huge pages are serving's"),
+        container(resources={"requests": {"rdma/hca": "1", "cpu": "2", "nvidia.com/bf_sf": 1}}),
+    ),
+    (
+        "huge pages",
+        (f"{POD}.containers[0].resources.limits", "devices and huge pages"),
+        container(resources={"limits": {"hugepages-2Mi": "64Mi", "memory": "64Mi"}}),
+    ),
+    (
+        "GPU of an init container",
+        (f"{POD}.initContainers[0].resources.limits", "devices and huge pages"),
+        template(initContainers=[{"name": "b", "image": "x", **GPU}]),
+    ),
+    (
+        "GPU by a resource claim",
+        (f"{POD}.resourceClaims", "devices are serving's"),
+        template(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]),
+    ),
+    *(
+        (field, (f"{POD}.{field}", "true: must be false"), template(**{field: True}))
+        for field in ("hostNetwork", "hostPID", "hostIPC")
+    ),
+    (
+        "privileged",
+        (f"{POD}.containers[0].securityContext.privileged", "true: must be false"),
+        container(securityContext={"privileged": True}),
+    ),
+    (
+        "a port of the node",
+        (f"{POD}.containers[0].ports[0].hostPort", "8000: the node's ports are serving's"),
+        container(ports=[{"containerPort": 80, "hostPort": 8000}]),
+    ),
+    (
+        "a path of the node",
+        (f"{POD}.volumes[1].hostPath", "volume ring is a path of the node"),
+        template(volumes=[{"name": "ok", "emptyDir": {}}, {"name": "ring", "hostPath": {"path": "/dev/shm"}}]),
+    ),
+    (
+        "required anti-affinity",
+        (f"{POD}.affinity.podAntiAffinity.requiredDuringScheduling", "keep pods of serving off the node"),
+        template(
+            affinity={
+                "podAntiAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "topologyKey": "kubernetes.io/hostname",
+                            "labelSelector": {"matchLabels": {"app.kubernetes.io/part-of": "blink"}},
+                            "namespaceSelector": {},
+                        }
+                    ]
+                }
+            }
+        ),
+    ),
 ]
 
 
@@ -82,6 +151,16 @@ def test_a_tenant_with_a_bad_field_is_refused_by_its_name(client: Client, named:
     answer = client.call("POST", dry(TENANTS), thing)
     assert answer.status_code == 422, answer.text
     assert named in answer.json()["message"]
+
+
+@pytest.mark.parametrize(("named", "of"), [each[1:] for each in CONFLICTING], ids=[each[0] for each in CONFLICTING])
+def test_a_tenant_that_would_take_what_is_servings_is_refused_by_field_value_and_rule(
+    client: Client, named: tuple[str, ...], of: Json
+) -> None:
+    answer = client.call("POST", dry(TENANTS), tenant_manifest("t", template=copy.deepcopy(of)))
+    assert answer.status_code == 422, answer.text
+    for each in named:
+        assert each in answer.json()["message"]
 
 
 @pytest.mark.parametrize(("path", "thing"), [(POOLS, pool_manifest()), (TENANTS, tenant_manifest("t"))])
@@ -119,18 +198,23 @@ def test_people_may_do_what_their_role_says_and_nothing_else(plane: ControlPlane
 def test_who_may_make_tenants_sees_why_they_wait(plane: ControlPlane, scene: Scene) -> None:
     scene.pool()
     scene.tenant("mine")
-    command = [sys.executable, "-m", "services.cli", "tenants", "--namespace", "batch"]
 
-    def told(user: str) -> subprocess.CompletedProcess[str]:
+    def told(user: str, *of: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "services.cli", "tenants", *of]
         environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig(user)), "COLUMNS": "200"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
-    ada = told("ada")
+    ada = told("ada", "--namespace", "batch")
     assert ada.returncode == 0, ada.stderr
     assert "batch/mine" in ada.stdout
-    eve = told("eve")
+    everywhere = told("ada")
+    assert everywhere.returncode != 0
+    assert 'User "ada" cannot list resource "tenants"' in everywhere.stderr
+    assert "name it, --namespace NAME" in everywhere.stderr
+    eve = told("eve", "--namespace", "batch")
     assert eve.returncode != 0
     assert "403" in eve.stderr
+    assert "name it" not in eve.stderr
 
 
 def test_the_operators_account_may_not_read_secrets_or_touch_serving(plane: ControlPlane) -> None:
