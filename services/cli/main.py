@@ -231,7 +231,9 @@ def examine_machine(
 
 @app.command("tenants")
 def show_tenants(
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only this namespace's.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Only this namespace's: who may not list all names one.")
+    ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the objects as JSON.")] = False,
 ) -> None:

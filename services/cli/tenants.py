@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from http import HTTPStatus
 from typing import Any, cast
 
 from rich.console import Console, Group, RenderableType
@@ -54,8 +55,7 @@ def fetch(namespace: str | None, context: str | None) -> tuple[list[Json], list[
     except config.ConfigException as error:
         raise CommandError(_no_cluster(context, error)) from error
     except client.ApiException as error:
-        hint = "; is Blink's chart installed?" if error.status == 404 else ""
-        raise CommandError(f"the cluster refuses: {error.status} {error.reason}{hint}") from error
+        raise CommandError(_refusal(error.status, error.body or error.reason or "", namespace)) from error
     except (HTTPError, OSError) as error:
         where = client.Configuration.get_default_copy().host
         raise CommandError(
@@ -63,6 +63,20 @@ def fetch(namespace: str | None, context: str | None) -> tuple[list[Json], list[
             "--context choose another"
         ) from error
     return cast(Json, pools)["items"], cast(Json, found)["items"]
+
+
+def _refusal(status: int | None, body: str, namespace: str | None) -> str:
+    """What the API server says, and what to do."""
+    try:
+        said = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):  # not every refusal is the API server's own
+        said = " ".join(body.split())
+    hint = ""
+    if status == HTTPStatus.NOT_FOUND:
+        hint = "; is Blink's chart installed?"
+    elif status == HTTPStatus.FORBIDDEN and not namespace:
+        hint = "; the chart lets its tenants.users see the Tenants of one namespace: name it, --namespace NAME"
+    return f"the cluster refuses: {status} {said}{hint}"
 
 
 def _no_cluster(context: str | None, error: Exception) -> str:
