@@ -42,21 +42,36 @@ def storage(tmp_path: Path) -> tuple[str, ...]:
     return (*STORAGE, f"--root={tmp_path}/root", f"--runroot={tmp_path}/run")
 
 
-def test_an_image_larger_than_its_limit_is_refused_with_both_figures(tmp_path: Path, storage: tuple[str, ...]) -> None:
+def test_an_image_larger_than_its_limit_is_refused_with_both_figures_and_leaves_the_name_to_the_one_before(
+    tmp_path: Path, storage: tuple[str, ...]
+) -> None:
+    name = "localhost/blink:1"
+
     def buildah(*arguments: str | Path) -> str:
         command: list[str | Path] = [debian("buildah", "buildah"), *storage, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    def size(limit: int) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [IMAGES / "size.sh", "localhost/large", str(limit)]
+    def made_of(size: int) -> str:
+        """An image without a name."""
+        (tmp_path / "large").write_bytes(bytes(size))
+        container = buildah("from", "scratch")
+        buildah("copy", container, tmp_path / "large", "/large")
+        return buildah("commit", "--quiet", "--rm", "--format", "docker", container)
+
+    def tag(image: str, limit: int) -> subprocess.CompletedProcess[str]:
+        command: list[str | Path] = [IMAGES / "tag.sh", image, str(limit), name]
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "BUILDAH_FLAGS": " ".join(storage)}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    (tmp_path / "large").write_bytes(bytes(3_500_000))
-    container = buildah("from", "scratch")
-    buildah("copy", container, tmp_path / "large", "/large")
-    buildah("commit", "--rm", "--format", "docker", container, "localhost/large")
-    assert size(4).stdout == "localhost/large: 4 MB of 4 MB\n"
-    refused = size(3)
+    def named() -> str:
+        return buildah("images", "--quiet", "--no-trunc", name).removeprefix("sha256:")
+
+    small, large = made_of(2_500_000), made_of(3_500_000)
+    assert tag(small, 3).stdout == f"{name}: 3 MB of 3 MB\n"
+    assert named() == small
+    refused = tag(large, 3)
     assert refused.returncode == 1
-    assert "has 4 MB, its limit is 3 MB" in refused.stderr
+    assert f"{name} has 4 MB, its limit is 3 MB" in refused.stderr
+    assert named() == small
+    assert tag(large, 4).returncode == 0
+    assert named() == large
