@@ -22,9 +22,9 @@ STABLE_SECONDS = 3.0
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T | None], why: Callable[[], str] = lambda: "") -> T:
-    """The first true answer. Fails with ``why`` when none comes."""
-    end = time.monotonic() + WAIT_SECONDS
+def eventually(look: Callable[[], T | None], why: Callable[[], str] = lambda: "", seconds: float = WAIT_SECONDS) -> T:
+    """The first true answer. Fails with ``why`` when none comes in time."""
+    end = time.monotonic() + seconds
     while True:
         found = look()
         if found:

@@ -16,17 +16,30 @@ from tests.deploy.chart.rendering import rendered
 NAMESPACE = "/api/v1/namespaces/batch"
 QUOTAS = f"{NAMESPACE}/resourcequotas"
 SMALL = {"cpu": "4", "memory": "1Gi", "pods": 3, "tenants": 4}
+TENANTS_OF_CHART: Json = {"namespace": "batch", "createNamespace": True, "quota": SMALL}
 
 
 def of_chart(kind: str) -> Json:
     """An object that the chart makes of ``tenants.*``."""
-    tenants = {"namespace": "batch", "createNamespace": True, "quota": SMALL}
     (found,) = (
         each
-        for each in rendered("cpu-demo", {"tenants": tenants})
+        for each in rendered("cpu-demo", {"tenants": TENANTS_OF_CHART})
         if each["kind"] == kind and "batch" in (each["metadata"]["name"], each["metadata"].get("namespace"))
     )
     return found
+
+
+@pytest.fixture
+def no_devices(client: Client, scene: Scene) -> Iterator[Json]:
+    """The quota of the chart's profile for GPUs and RDMA, from when it counts."""
+    (made,) = (each for each in rendered("dpu-rdma", {"tenants": TENANTS_OF_CHART}) if each["kind"] == "ResourceQuota")
+    path = f"{QUOTAS}/{client.create(QUOTAS, made)['metadata']['name']}"
+    try:
+        counted = {name for name in made["spec"]["hard"] if not name.startswith("count/")}
+        eventually(lambda: counted <= set(client.get(path).get("status", {}).get("used", ())))
+        yield made
+    finally:
+        client.delete(path)
 
 
 @pytest.fixture
@@ -108,6 +121,22 @@ def test_no_more_tenants_are_taken_than_the_quota_counts(quota: Json, scene: Sce
     answer = scene.client.call("POST", TENANTS, tenant("one-more", 1))
     assert answer.status_code == 403
     assert f"exceeded quota: {quota['metadata']['name']}" in answer.json()["message"]
+
+
+def test_no_pod_of_the_namespace_gets_a_device_that_serving_asks_for(no_devices: Json, scene: Scene) -> None:
+    devices = {name.removeprefix("requests.") for name, most in no_devices["spec"]["hard"].items() if most == "0"}
+    assert {"nvidia.com/gpu", "nvidia.com/bf_sf"} < devices
+
+    def ask(**amounts: str) -> Any:
+        of_one = {"requests": {"cpu": "1"}, "limits": {"memory": "64Mi", **amounts}}
+        one = {"name": "a", "image": "example.invalid/x", "resources": of_one}
+        return scene.client.call("POST", dry(PODS), {"metadata": {"name": "x"}, "spec": {"containers": [one]}})
+
+    assert ask().ok
+    for device in devices:
+        answer = ask(**{device: "1"})
+        assert answer.status_code == 403
+        assert f"requests.{device}=1" in answer.json()["message"]
 
 
 @pytest.mark.usefixtures("pod_security")

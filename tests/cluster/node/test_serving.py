@@ -9,6 +9,7 @@ from pathlib import Path
 
 import requests
 
+from tests.cluster.control_plane import Json
 from tests.cluster.node.images import configuration
 from tests.cluster.node.machine import NAME as NODE
 from tests.cluster.node.machine import Machine
@@ -18,7 +19,7 @@ from tests.cluster.scene import eventually
 GOLDEN = json.loads((Path(__file__).parents[2] / "gpu_engine/cpu/goldens.json").read_text())["goldens"][0]
 TOKENS = 16
 WANTED = GOLDEN["tokens"][:TOKENS]
-OUR_KINDS = ("clusterroles", "clusterrolebindings")
+HUNG_SECONDS = 180.0  # the engine is asked every 30 s, and must fail twice
 
 
 def answers(release: Release) -> bool:
@@ -132,5 +133,27 @@ def test_a_drained_node_gives_up_serving_and_takes_it_back(release: Release) -> 
     assert not running
     release.kubectl("uncordon", NODE)
     release.kubectl("rollout", "status", "deployment/blink", "--namespace", NAMESPACE, "--timeout=180s")
+    release.until_reached()
+    assert answers(release), release.diagnosis()
+
+
+def test_an_engine_and_a_gateway_that_stand_still_are_restarted(release: Release, machine: Machine) -> None:
+    """As a hung GPU leaves the one and a fault of ours the other: the process is there, and answers nobody."""
+
+    def containers() -> dict[str, Json]:
+        (pod,) = (each for each in release.pods("gateway") if "deletionTimestamp" not in each["metadata"])
+        states = (*pod["status"]["initContainerStatuses"], *pod["status"]["containerStatuses"])
+        return {each["name"]: each for each in states}
+
+    before = containers()
+    for each in before.values():
+        machine.ctr("tasks", "kill", "--signal", "SIGSTOP", each["containerID"].partition("//")[2])
+
+    def came_back() -> bool:
+        now = containers()
+        again = all(now[name]["restartCount"] > each["restartCount"] for name, each in before.items())
+        return again and all(each["ready"] for each in now.values())
+
+    eventually(came_back, release.diagnosis, HUNG_SECONDS)
     release.until_reached()
     assert answers(release), release.diagnosis()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import kubernetes_validate
 import pytest
@@ -199,3 +200,33 @@ def test_every_process_that_opens_an_rdma_device_asks_for_it_by_the_name_that_th
     assert wanted["blink-engine/engine"]["example.com/hca"] == 1
     of_gateways = {name: limits["example.com/sf"] for name, limits in wanted.items() if "example.com/sf" in limits}
     assert of_gateways == {f"blink-gateway/gateway-{worker}": 1 for worker in range(workers)}
+
+
+@each_profile
+def test_pods_of_the_tenants_namespace_get_none_of_the_devices_that_serving_asks_for(name: str) -> None:
+    objects = rendered(name, EVERYTHING)
+    asked = {
+        device
+        for _, each in containers(objects)
+        for amounts in each["resources"].values()
+        for device in amounts
+        if "/" in device
+    }
+    assert bool(asked) == (name != "cpu-demo")
+    (quota,) = (each["spec"]["hard"] for each in objects if each["kind"] == "ResourceQuota")
+    assert {limit: amount for limit, amount in quota.items() if "/" in limit and not limit.startswith("count/")} == {
+        f"requests.{device}": "0" for device in asked
+    }
+
+
+@each_profile
+def test_the_notes_wait_for_all_that_serves(name: str) -> None:
+    done = run("install", "blink", str(CHART), "--dry-run=client", "--namespace", "serving", *profile(name))
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.rpartition("NOTES:")[2]
+    kinds = Counter(each["kind"] for each in rendered(name))
+    assert kinds["Deployment"]
+    assert "condition=Available --timeout=10m deployment -l app.kubernetes.io/instance=blink\n" in notes
+    for each in rendered(name):
+        if each["kind"] == "DaemonSet":
+            assert f"rollout status --timeout=10m daemonset/{each['metadata']['name']}\n" in notes

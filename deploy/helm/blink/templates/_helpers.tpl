@@ -55,3 +55,16 @@ capabilities: {drop: [ALL]}
 - {name: BLINK_MODEL_DIR, value: /models}
 - {name: HOME, value: /tmp}
 {{- end }}
+
+{{/* Devices that serving asks for, by the names of their resources: as the keys of a map. */}}
+{{- define "blink.devices" -}}
+{{- $found := dict }}
+{{- range $part := list .Values.engine .Values.gateway }}
+{{- range $asked := list $part.resources.requests $part.resources.limits (dict $part.rdmaResource 1) }}
+{{- range $name, $_ := $asked }}
+{{- if contains "/" $name }}{{ $_ := set $found $name true }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toYaml $found }}
+{{- end }}

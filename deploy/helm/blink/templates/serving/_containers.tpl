@@ -33,6 +33,8 @@ livenessProbe:
   periodSeconds: 30
   timeoutSeconds: 10
   failureThreshold: 2
+  {{- /* What stands still drains nothing. */}}
+  terminationGracePeriodSeconds: 5
 readinessProbe:
   {{- include "blink.engineProbe" . | nindent 2 }}
   periodSeconds: 30
@@ -134,6 +136,7 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
+  terminationGracePeriodSeconds: 10
 {{- /* Heartbeat and progress of the engine. */}}
 readinessProbe:
   httpGet: {path: /ready, port: health-{{ .worker }}}
