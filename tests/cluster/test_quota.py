@@ -150,7 +150,7 @@ def test_in_the_charts_namespace_the_example_of_the_docs_runs_and_a_pod_that_may
     scene.client.create(dry(TENANTS), example)
     scene.client.create(TENANTS, example)
     scene.running_pod(example["metadata"]["name"])
-    scene.client.create(TENANTS, tenant("root", 1, hostNetwork=True))
+    scene.client.create(TENANTS, tenant("root", 1, securityContext={"runAsUser": 0}))
     eventually(lambda: "violates PodSecurity" in scene.status("root").get("message", ""), impatient.log)
     assert not scene.client.items(f"{PODS}?labelSelector=blink.dev/tenant=root")
     assert scene.client.items(NODES)
