@@ -152,7 +152,8 @@ def test_processes_of_a_killed_nodes_folder_are_ended_with_all_that_descend_from
         within = subprocess.Popen(["sleep", "60"], cwd=node)
         bystander = subprocess.Popen(["sleep", "60"], cwd=other)
         leftovers.end_processes(node)
-        assert (shim.wait(10), within.wait(10)) == (-signal.SIGKILL, -signal.SIGKILL)
+        assert within.wait(10) == -signal.SIGKILL
+        assert shim.wait(10) in {-signal.SIGKILL, 0}  # 0 where its child was killed first, for which it waits
         until(lambda: not alive(container))
         assert bystander.poll() is None
         bystander.kill()
