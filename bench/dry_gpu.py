@@ -81,6 +81,7 @@ def patch(note: Callable[[Build], None]) -> None:
     _put(driver.Device, __init__=device, free_bytes=lambda _: FREE_BYTES, make_current=nothing, synchronize=nothing)
     _put(driver.Buffer, __init__=buffer, __del__=nothing, fill=nothing, upload=nothing, download=download)
     _put(driver.Stream, __init__=nothing, __del__=nothing, synchronize=nothing, overlaps=nothing, capture=launching)
+    _put(driver.Stream, overlapping=lambda _: contextlib.nullcontext())
     _put(driver.Timer, __init__=nothing, __del__=nothing, start=launch, end=launch)
     _put(driver.Module, __init__=nothing, __del__=nothing, constant=constant)
     _put(driver.Module, kernel=lambda self, name, waits=False: driver.Kernel(self, None, name, waits=waits))

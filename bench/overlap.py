@@ -49,17 +49,17 @@ class PlacedStream(Stream):
     """A stream on which a kernel overlaps by its place in the step.
 
     Attributes:
-        overlapping: places, of PLACES; a product that the library computes has none.
+        places: of PLACES, whose launches overlap; a product that the library computes has none.
     """
 
     def __init__(self) -> None:
         super().__init__(overlap=True)
-        self.overlapping: Collection[str] = ()
+        self.places: Collection[str] = ()
         self._place = ""
 
     def overlaps(self, kernel: str) -> bool:
         self._place = place_of(kernel, self._place)
-        return self._place in self.overlapping
+        return self._place in self.places
 
 
 def place_of(kernel: str, before: str) -> str:
@@ -193,7 +193,7 @@ class OverlapBench:
     def run(self, variant: Variant, batch: int) -> tuple[float, NDArray[np.float32]]:
         """Milliseconds of the step, and its logits."""
         executor = self.executor(variant)
-        self.stream.overlapping = variant.overlapping
+        self.stream.places = variant.overlapping
         executor.activations.logits.fill(0xFF)
         seconds = replay_seconds(self.stream, lambda: executor.launch(self.stream, batch, batch), repeats=12)
         logits = executor.activations.logits.download(np.float32, (batch, self.model.config.vocabulary))

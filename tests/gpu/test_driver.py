@@ -51,6 +51,9 @@ def test_names_choose_which_kernels_overlap(device: Device) -> None:
     some = Stream(overlap={"rotary", "attention"})
     assert some.overlaps("rotary")
     assert not some.overlaps("swiglu")
+    with some.overlapping():
+        assert some.overlaps("swiglu")
+    assert not some.overlaps("swiglu")
 
 
 def test_kernels_looked_up_inside_prefer_shared_memory(device: Device, compiler: Compiler) -> None:

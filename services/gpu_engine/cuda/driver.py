@@ -214,6 +214,15 @@ class Stream:
         """Whether a launch of ``kernel`` may begin before what is launched before it has ended."""
         return self._overlap if isinstance(self._overlap, bool) else kernel in self._overlap
 
+    @contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Launches inside may all begin so."""
+        before, self._overlap = self._overlap, True
+        try:
+            yield
+        finally:
+            self._overlap = before
+
     def synchronize(self) -> None:
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
 

@@ -230,7 +230,12 @@ extern "C" __global__ void __launch_bounds__(kRouteThreads, 2)
   for (u32 token = first + threadIdx.x / 32; token < min(first + kRouteTokens, tokens); token += kRouteWarps) {
     choose_experts(work, token, normalized);
   }
-  if (arrived_last(&work.arrivals[0], tiles, last)) group_pairs(shared.group, work, tokens, item_rows);
+  if (tiles == 1) {
+    __syncthreads();
+  } else if (!arrived_last(&work.arrivals[0], tiles, last)) {
+    return;
+  }
+  group_pairs(shared.group, work, tokens, item_rows);
 }
 
 }  // namespace blink
