@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from services.dpu_gateway.streams import Entries, Stream
 from services.dpu_gateway.waiting import Waiting
 from services.ring.errors import CorruptLogError
@@ -15,12 +12,17 @@ from services.ring.lane import LaneClient, LaneState
 from services.ring.schema import FinishReason, LogKind
 from services.ring.transport import PendingRead
 
+# Plain numbers: an enum's members are looked up slowly.
+TOKEN, TOP_LOGPROB, ADMITTED, FINISH = (
+    int(kind) for kind in (LogKind.TOKEN, LogKind.TOP_LOGPROB, LogKind.ADMITTED, LogKind.FINISH)
+)
+
 Arrived = Callable[[Sequence[PendingRead]], Awaitable[None]]
 
 
 class TokenReader:
     """One per worker: whatever the number of streams, a round is one look at the lane's head line and, if it moved,
-    one bulk read, demultiplexed by numpy. Python work is per stream that got something, never per token.
+    one bulk read. An entry costs a fraction of a microsecond, a stream that got something about one.
 
     A stream is woken for tokens at most once every ``gap`` seconds of the cadence, by ``wake``, which may take its
     time; first tokens and ends wake it at once, before all others.
@@ -48,14 +50,12 @@ class TokenReader:
         self._streams: list[Stream | None] = [None] * slots
         self._held: list[Stream] = []  # fed, to be woken when their gap is over
         self.live = 0  # streams that the engine has not finished
-        self._tags: npt.NDArray[np.uint32] = np.zeros(slots, np.uint32)  # 0: no live submission
         self._unaccepted: deque[Stream] = deque()  # in order of position
         self._consumed_position = lane.next_position  # doorbells before it were taken as of the last round
 
     def add(self, stream: Stream) -> None:
         """A submission was made: its entries go to ``stream`` from now on."""
         self._streams[stream.slot] = stream
-        self._tags[stream.slot] = stream.tag
         self.live += 1
         self._unaccepted.append(stream)
 
@@ -123,66 +123,49 @@ class TokenReader:
             self._held.append(stream)
 
     def _distribute(self, entries: Entries, now: float, woken_before: float) -> list[Stream]:
-        if int(entries["slot"].max()) >= len(self._streams):
-            raise CorruptLogError(f"the log names slot {int(entries['slot'].max())}, the lane has {len(self._streams)}")
-        live = self._tags[entries["slot"]] == entries["tag"]
-        if not live.all():  # left from before this gateway took the lane
-            entries = entries[live]
-            if not len(entries):
-                return []
-        entries = entries[np.argsort(entries["slot"], kind="stable")]
-        slots, kinds = entries["slot"], entries["kind"]
-        is_token = kinds == LogKind.TOKEN
-        tokens = entries["token"][is_token].tolist()
-        starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
-        bounds = np.append(starts, len(entries))
-        token_bounds = np.concatenate(([0], np.cumsum(is_token)))[bounds].tolist()
-        first_kinds = kinds[starts].tolist()
-        bounds_list = bounds.tolist()
-        for index, slot in enumerate(slots[starts].tolist()):
+        """Hand out what came; the streams that the engine has finished."""
+        fed: dict[Stream, list[int]] = {}
+        ends: list[tuple[Stream, int, int]] = []
+        for tag, slot, kind, detail, token, value in entries.tolist():
+            if slot >= len(self._streams):
+                raise CorruptLogError(f"the log names slot {slot}, the lane has {len(self._streams)}")
             stream = self._streams[slot]
-            if stream is None or first_kinds[index] == LogKind.FINISH:
+            if stream is None or stream.tag != tag:  # left from before this gateway took the lane
                 continue
+            if kind == TOKEN:
+                fed.setdefault(stream, []).append(token)
+            elif kind == TOP_LOGPROB:
+                fed.setdefault(stream, [])
+            elif kind == ADMITTED:
+                stream.admit(value, token)
+                self._waiting.remove(slot)
+            elif kind == FINISH:
+                ends.append((stream, detail, token))
+        for stream, tokens in fed.items():
             stream.accept()
-            start, end = token_bounds[index], token_bounds[index + 1]
-            if end == start:
-                continue
             if stream.with_logprobs:
-                self._feed_entries(stream, entries[bounds_list[index] : bounds_list[index + 1]])
+                stream.feed_entries(_tokens_and_alternatives(entries[entries["tag"] == stream.tag]))
             else:
-                stream.feed_tokens(tokens[start:end])
+                stream.feed_tokens(tokens)
             self._wake_or_hold(stream, now, woken_before)
             if stream.unsent > self._max_unsent:
                 self._on_slow(stream)
-        for entry in entries[kinds == LogKind.ADMITTED]:
-            stream = self._streams[int(entry["slot"])]
-            if stream is not None:
-                stream.admit(float(entry["value"]), int(entry["token"]))
-                self._waiting.remove(stream.slot)
-        return self._end(entries[kinds == LogKind.FINISH])
+        for stream, detail, code in ends:
+            self._end(stream, detail, code)
+        return [stream for stream, _, _ in ends]
 
-    @staticmethod
-    def _feed_entries(stream: Stream, entries: Entries) -> None:
-        kinds = entries["kind"]
-        wanted = entries[(kinds == LogKind.TOKEN) | (kinds == LogKind.TOP_LOGPROB)]
-        if len(wanted):
-            stream.feed_entries(wanted)
+    def _end(self, stream: Stream, detail: int, code: int) -> None:
+        self._streams[stream.slot] = None
+        self._waiting.remove(stream.slot)
+        self.live -= 1
+        try:
+            reason = FinishReason(detail)
+        except ValueError as error:
+            raise CorruptLogError(f"the log has an unknown finish reason: {error}") from error
+        stream.end(reason, code)
 
-    def _end(self, entries: Entries) -> list[Stream]:
-        finished = []
-        for entry in entries:
-            slot = int(entry["slot"])
-            stream = self._streams[slot]
-            if stream is None:
-                continue
-            self._streams[slot] = None
-            self._waiting.remove(slot)
-            self._tags[slot] = 0
-            self.live -= 1
-            try:
-                reason = FinishReason(int(entry["detail"]))
-            except ValueError as error:
-                raise CorruptLogError(f"the log has an unknown finish reason: {error}") from error
-            stream.end(reason, int(entry["token"]))
-            finished.append(stream)
-        return finished
+
+def _tokens_and_alternatives(entries: Entries) -> Entries:
+    kinds = entries["kind"]
+    found: Entries = entries[(kinds == TOKEN) | (kinds == TOP_LOGPROB)]
+    return found

@@ -21,7 +21,7 @@ class _Interval(ctypes.Structure):
     _fields_ = (("period", _Timespec), ("first", _Timespec))
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock: these calls never wait
 
 
 class Ticker:

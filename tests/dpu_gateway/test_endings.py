@@ -13,7 +13,7 @@ from blink.v1 import inference_pb2 as pb
 from blink.v1 import inference_pb2_grpc
 from google.protobuf.duration_pb2 import Duration
 
-from services.dpu_gateway.errors import UnavailableError
+from services.dpu_gateway.errors import Overload, UnavailableError
 from services.dpu_gateway.streams import RequestName
 from services.dpu_gateway.tokenizer import PromptEncoder
 from services.ring.schema import FinishReason
@@ -194,7 +194,7 @@ async def test_a_client_that_never_reads_ends_with_a_status_behind_what_it_was_s
             call = inference_pb2_grpc.InferenceStub(channel).Generate(
                 text_request(logprobs=20, stop=max_tokens(tokens, ignore_eos=True))
             )
-            await until(lambda: system.workers[0].generations.open_streams == 1)
+            await until(lambda: system.workers[0].generations.overloads[Overload.SLOW_READER] == 1)
             await until(lambda: system.workers[0].generations.open_streams == 0)
             result = await collect(call)
         assert result.code is grpc.StatusCode.RESOURCE_EXHAUSTED

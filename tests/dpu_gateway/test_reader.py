@@ -92,6 +92,18 @@ def test_logprob_entries_stay_with_their_token_also_when_a_round_ends_between_th
     assert stream.unsent == 0
 
 
+def test_alternatives_that_come_a_round_before_their_token_are_kept_for_it() -> None:
+    """As over a transport whose reads are short."""
+    reading = Reading()
+    stream = reading.submit(0, [5, 6], 2, top=3)
+    reading.pair.engine.step()
+    reading.pair.transport.largest_read = dtypes.LOG_ENTRY.itemsize
+    kinds = []
+    while reading.reader.poll():
+        kinds += stream.take_entries()["kind"].tolist()
+    assert kinds == [*[LogKind.TOP_LOGPROB] * 3, LogKind.TOKEN] * 2
+
+
 def test_entries_of_an_earlier_submission_of_the_slot_are_dropped() -> None:
     reading = Reading()
     old = reading.submit(3, [9], 4)
