@@ -2,7 +2,7 @@
 
 Ring and scheduling core are the real ones; only the forward pass is a sleep. A step of decodes takes what one of
 Llama-3-8B takes on an H200, a step with a prompt what a first token alone takes there. At the end MARKS gets, by
-``prompt_key``, when each request's first step began and when its first token was in the log.
+``key_of`` its prompt, when each request's first step began and when its first token was in the log.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LOOK = 50e-6  # seconds between two looks at an idle ring
 _PR_SET_TIMERSLACK = 29
 
 
-def prompt_key(ids: npt.ArrayLike) -> str:
-    """What engine, gateway and client know one request by."""
-    return f"{zlib.crc32(np.asarray(ids, np.uint32).tobytes()):08x}"
+def key_of(prompt: bytes) -> str:
+    """What engine, gateway and client know one request by: its text, or its ids as uint32."""
+    return f"{zlib.crc32(prompt):08x}"
 
 
 class PacedEngine:
@@ -59,7 +59,7 @@ class PacedEngine:
                 continue
             step = self._scheduler.step
             samples = step.samples
-            firsts = [prompt_key(prompt) for prompt in self._prompts_that_begin()]
+            firsts = [key_of(prompt.tobytes()) for prompt in self._prompts_that_begin()]
             end = begin + (self._first if firsts else self._decode)
             time.sleep(max(0.0, end - time.monotonic()))
             self._scheduler.commit(int(end * 1e6), np.full(samples, TOKEN, np.int32), np.zeros(samples, np.float32))

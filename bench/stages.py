@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -33,13 +34,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gateway import Granting, cpu_seconds, process
-from bench.paced_engine import prompt_key
+from bench.paced_engine import key_of
 from services.cli.bench.fleet import fleet
 from services.cli.bench.generator import Share
 from services.cli.bench.kinds import Arrivals, Prompts
 from services.cli.bench.lengths import SHAREGPT_PROMPT, parse_lengths
-from services.cli.bench.prompts import make_ids
+from services.cli.bench.prompts import make_ids, make_text
 from services.cli.bench.resolve import resolve_grpc
+from services.cli.bench.target import Target
 from services.cli.bench.workload import Request, Synthetic
 
 WARM_UP = 2.0  # seconds of the highest rate, and half of that is not told of any rate
@@ -71,19 +73,26 @@ class Measured:
         return ours
 
 
-def marks_of(share: Share, requests: Sequence[Request], vocabulary: int) -> dict[str, dict[str, float]]:
+def client_key(request: Request, target: Target) -> str:
+    """Of the prompt that the load generator makes."""
+    if target.prompts is Prompts.TEXT:
+        return key_of(make_text(request).encode())
+    return key_of(np.array(make_ids(request, target.vocabulary), np.uint32).tobytes())
+
+
+def marks_of(share: Share, requests: Sequence[Request], target: Target) -> dict[str, dict[str, float]]:
     """What the client saw of one process's requests. Raises RuntimeError when one failed."""
     found = {}
     for outcome, request in zip(share.outcomes, requests, strict=True):
         if not outcome.good or outcome.output_tokens != request.output_tokens:
             raise RuntimeError(f"{outcome.error or 'no error'}, {outcome.output_tokens} tokens of {request}")
-        found[prompt_key(make_ids(request, vocabulary))] = {"sent": outcome.sent, "received": outcome.arrivals[0]}
+        found[client_key(request, target)] = {"sent": outcome.sent, "received": outcome.arrivals[0]}
     return found
 
 
-def stages_of(marks: Mapping[str, Mapping[str, float]], keys: Sequence[str]) -> Measured:
+def stages_of(marks: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> Measured:
     """Times of each request, lined up; whose CPU it was is not known yet."""
-    column = {mark: np.array([marks[key][mark] for key in keys]) for mark in marks[keys[0]]}
+    column = {mark: np.array([marks[key][mark] for key in keys]) for span in STAGES.values() for mark in span}
     stages = {name: column[end] - column[begin] for name, (begin, end) in STAGES.items()}
     return Measured(stages, column["received"] - column["sent"], 0.0, 0.0)
 
@@ -104,7 +113,7 @@ async def measure(python: str, options: argparse.Namespace, seed: int) -> dict[f
     bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
     await bootstrap.start()
     address = f"127.0.0.1:{free_port()}"
-    marks: dict[str, dict[str, float]] = {}
+    marks: dict[str, dict[str, Any]] = {}
     keys: dict[float, list[str]] = {}
     cpu: dict[float, tuple[float, float]] = {}
     prompts, outputs = (parse_lengths(text, SHAREGPT_PROMPT) for text in (options.prompt_tokens, options.output_tokens))
@@ -129,7 +138,7 @@ async def measure(python: str, options: argparse.Namespace, seed: int) -> dict[f
                 )
                 for worker, path in enumerate(gateway_marks)
             ]
-            asking = {"prompts": Prompts.IDS, "temperature": 0.0, "ignore_eos": True, "timeout": 60.0}
+            asking = {"prompts": options.prompts, "temperature": 0.0, "ignore_eos": True, "timeout": 60.0}
             target = await asyncio.to_thread(resolve_grpc, address, **asking)
             with fleet(options.processes, target) as load:
                 for rate in sorted(options.rates, reverse=True):
@@ -141,14 +150,15 @@ async def measure(python: str, options: argparse.Namespace, seed: int) -> dict[f
                     used = sum(map(cpu_seconds, gateways)) - before
                     cpu[rate] = used / tokens, sum(share.cpu_seconds for share in shares) / tokens
                     for index, share in enumerate(shares):
-                        marks |= marks_of(share, requests[index :: load.size], target.vocabulary)
+                        marks |= marks_of(share, requests[index :: load.size], target)
                     told = [request for request in requests if request.at >= WARM_UP]
-                    keys[rate] = [prompt_key(make_ids(request, target.vocabulary)) for request in told]
+                    keys[rate] = [client_key(request, target) for request in told]
         for path in gateway_marks:
             for key, mark in json.loads(path.read_text()).items():
                 marks[key] |= mark
-        for key, (begun, logged) in json.loads(engine_marks.read_text()).items():
-            marks[key] |= {"begun": begun, "logged": logged}
+        of_engine = json.loads(engine_marks.read_text())
+        for mark in marks.values():
+            mark["begun"], mark["logged"] = of_engine[mark["engine"]]
     finally:
         await bootstrap.stop(0)
         shutil.rmtree(directory)
@@ -191,6 +201,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rates", type=float, nargs="+", default=[2, 8, 16], help="requests a second")
     parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals, each rate")
+    parser.add_argument("--prompts", type=Prompts, default=Prompts.IDS, choices=list(Prompts))
     parser.add_argument("--prompt-tokens", default="lognormal:3.5:1.0:1:1000", help="as of blink bench")
     parser.add_argument("--output-tokens", default="lognormal:5.5:0.75:8:1000")
     parser.add_argument("--workers", type=int, default=1, help="of the gateway")

@@ -56,7 +56,7 @@ class Cadence:
         self.gap = 0.0
 
     def after_look(self, *, found: bool, live: bool, late: bool) -> None:
-        """``found``: there were new entries; ``live``: requests are in the engine; ``late``: the tick of this look came
+        """``found``: there were new tokens; ``live``: requests are in the engine; ``late``: the tick of this look came
         late by a period or more."""
         now, self._live = self._clock(), live
         if found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -143,6 +144,8 @@ class EngineLink:
                 self._model = await loop.run_in_executor(
                     self._pools.background, load_model, grant.model, info, self._pools
                 )
+                gc.collect()
+                gc.freeze()  # what stays as long as the process is not looked through again while requests run
             lease_timeout = grant.lease_timeout_ms / 1000
             lane = LaneClient(
                 transport,

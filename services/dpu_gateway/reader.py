@@ -68,7 +68,7 @@ class TokenReader:
         return [stream for stream in self._streams if stream is not None]
 
     async def look(self, arrived: Arrived, clock: Callable[[], float], gap: float) -> bool:
-        """One round; whether there was anything new. Raises RingError when the lane is lost.
+        """One round; whether tokens came. Raises RingError when the lane is lost.
 
         ``arrived`` waits for reads: over RDMA the event loop detokenizes earlier tokens meanwhile.
         """
@@ -88,7 +88,7 @@ class TokenReader:
         woken_before = now - gap  # streams last woken before this may be woken again
         if self._held:
             self._wake_held(now, woken_before)
-        finished = self._distribute(entries, now, woken_before) if len(entries) else []
+        fed, finished = self._distribute(entries, now, woken_before) if len(entries) else (False, [])
         # Positions as of the round before: a refusal is published no later than the position behind it.
         while self._unaccepted and self._unaccepted[0].position < self._consumed_position:
             stream = self._unaccepted.popleft()
@@ -98,7 +98,7 @@ class TokenReader:
         self._lane.acknowledge()
         for stream in finished:
             self._on_finish(stream)
-        return len(entries) > 0
+        return fed
 
     def _wake_held(self, now: float, woken_before: float) -> None:
         still = []
@@ -122,8 +122,8 @@ class TokenReader:
             stream.held = True
             self._held.append(stream)
 
-    def _distribute(self, entries: Entries, now: float, woken_before: float) -> list[Stream]:
-        """Hand out what came; the streams that the engine has finished."""
+    def _distribute(self, entries: Entries, now: float, woken_before: float) -> tuple[bool, list[Stream]]:
+        """Hand out what came: whether there were tokens, and the streams that the engine has finished."""
         fed: dict[Stream, list[int]] = {}
         ends: list[tuple[Stream, int, int]] = []
         for tag, slot, kind, detail, token, value in entries.tolist():
@@ -152,7 +152,7 @@ class TokenReader:
                 self._on_slow(stream)
         for stream, detail, code in ends:
             self._end(stream, detail, code)
-        return [stream for stream, _, _ in ends]
+        return bool(fed), [stream for stream, _, _ in ends]
 
     def _end(self, stream: Stream, detail: int, code: int) -> None:
         self._streams[stream.slot] = None

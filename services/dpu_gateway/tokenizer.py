@@ -1,4 +1,4 @@
-"""Turns prompts into token ids, off the event loop."""
+"""Turns prompts into token ids; off the event loop, unless that takes longer than the tokenizing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from services.dpu_gateway.fast_tokenizer import Encode
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 LARGE_PROMPT_CHARS = 32_768
+
+# So little is done at once: 7 µs by the fast tokenizer, a quarter of a millisecond by the reference. A thread takes 0.1
+# to 0.3 ms there and back, and while the event loop is busy waits for the interpreter lock twice.
+SHORT_PROMPT_CHARS = 1_024
+SHORT_CHAT_MESSAGES = 8
 
 
 class EncodePools:
@@ -71,6 +76,8 @@ class PromptEncoder:
 
     async def encode_text(self, text: str) -> list[int]:
         """Ids of ``text`` as it stands."""
+        if len(text) <= SHORT_PROMPT_CHARS:
+            return self._encode(text, "text")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pools.of(len(text)), self._encode, text, "text")
 
@@ -78,6 +85,8 @@ class PromptEncoder:
         """Ids of ``messages`` rendered with the model's chat template."""
         self.template.require()
         chars = sum(len(message["content"]) for message in messages)
+        if chars <= SHORT_PROMPT_CHARS and len(messages) <= SHORT_CHAT_MESSAGES:
+            return self._encode_chat(messages)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pools.of(chars), self._encode_chat, messages)
 

@@ -68,6 +68,13 @@ def test_a_round_with_nothing_new_reads_the_head_line_only() -> None:
     assert reading.pair.transport.counters.reads == before + 1
 
 
+def test_an_admission_alone_is_no_sign_of_the_engines_beat() -> None:
+    reading = Reading(Behaviour(tokens_per_second=0.001))
+    stream = reading.submit(0, [1], 4)
+    assert not reading.round()
+    assert stream.accepted
+
+
 def test_a_round_reads_the_new_part_of_the_log_at_once_whatever_the_number_of_streams() -> None:
     reading = Reading()
     for slot in range(8):
@@ -99,7 +106,8 @@ def test_alternatives_that_come_a_round_before_their_token_are_kept_for_it() -> 
     reading.pair.engine.step()
     reading.pair.transport.largest_read = dtypes.LOG_ENTRY.itemsize
     kinds = []
-    while reading.reader.poll():
+    while stream.finish is FinishReason.NONE:
+        reading.reader.poll()
         kinds += stream.take_entries()["kind"].tolist()
     assert kinds == [*[LogKind.TOP_LOGPROB] * 3, LogKind.TOKEN] * 2
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 
 import psutil
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from services.dpu_gateway.chat import ChatTemplate
 from services.dpu_gateway.errors import FieldError
 from services.dpu_gateway.fast_tokenizer import reference
-from services.dpu_gateway.tokenizer import EncodePools, PromptEncoder
+from services.dpu_gateway.tokenizer import SHORT_CHAT_MESSAGES, SHORT_PROMPT_CHARS, EncodePools, PromptEncoder
 from tests.dpu_gateway.small_tokenizer import CORPUS, byte_level_tokenizer
 from tests.dpu_gateway.test_chat import CHATML
 
@@ -70,19 +70,40 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(pools: E
 async def test_a_megabyte_prompt_stalls_neither_the_event_loop_nor_a_short_prompt(pools: EncodePools) -> None:
     text = "".join(CORPUS) * 3000
     assert len(text) > 800_000
-    target = encoder(pools)
+    target, ordinary = encoder(pools), "short " * SHORT_PROMPT_CHARS
     large = asyncio.create_task(target.encode_text(text))
     short = 0
     while not large.done():
-        assert await target.encode_text("short") != []
+        assert await target.encode_text(ordinary) != []
         short += 1
     assert short >= 5  # each of them came back while the large one was at work
     assert len(await large) > 100_000
 
 
+def test_short_prompts_are_tokenized_at_once_and_longer_ones_by_a_thread(pools: EncodePools) -> None:
+    """What suspends its coroutine can't be run without an event loop."""
+    target = encoder(pools)
+
+    def at_once(encoding: Coroutine[None, None, list[int]]) -> bool:
+        try:
+            encoding.send(None)
+        except StopIteration as ended:
+            return bool(ended.value)
+        except RuntimeError:  # no running event loop
+            return False
+        raise AssertionError
+
+    assert at_once(target.encode_text("x" * SHORT_PROMPT_CHARS))
+    assert not at_once(target.encode_text("x" * (SHORT_PROMPT_CHARS + 1)))
+    turn = {"role": "user", "content": "hi"}
+    assert at_once(target.encode_chat([turn]))
+    assert not at_once(target.encode_chat([turn] * (SHORT_CHAT_MESSAGES + 1)))
+    assert not at_once(target.encode_chat([{"role": "user", "content": "x" * (SHORT_PROMPT_CHARS + 1)}]))
+
+
 async def test_the_tokenizer_starts_no_threads_of_its_own(pools: EncodePools) -> None:
     target = encoder(pools)
-    await target.encode_text("warm")
+    await target.encode_text("warm " * SHORT_PROMPT_CHARS)
     before = psutil.Process().num_threads()
     await target.encode_text("a text of several words " * 1000)
     assert psutil.Process().num_threads() <= before
