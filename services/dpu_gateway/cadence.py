@@ -10,9 +10,9 @@ HIGH_LOAD = 0.5
 LOW_LOAD = 0.3
 STEP = 1.5
 FIRST_GAP = 0.002
-REST = 0.9  # of the beat, after tokens were found
+REST = 0.95  # of the beat, after tokens came
 LONGEST_REST = 0.01
-BEAT_GROWTH = 1.1
+BEAT_GROWTH = 1.05
 PATIENCE = 0.05  # of what was waited for already, until the next look
 
 
@@ -50,7 +50,7 @@ class Cadence:
         self._window_start, self._window_cpu = clock(), cpu_clock()
         self._looks = self._late = 0
         self._beat = fast  # from tokens found to the next: the engine's steps, as the last of them came
-        self._found_at = self._awaited_since = clock()
+        self._looked_at = self._found_at = self._awaited_since = clock()
         self._live = False
         self.period = fast
         self.gap = 0.0
@@ -63,12 +63,14 @@ class Cadence:
             # A step that had a prompt in it, or none of our streams, was longer: the next one may not be.
             self._beat = min(now - self._found_at, self._beat * BEAT_GROWTH)
             self._found_at = self._awaited_since = now
-            rest = min(REST * self._beat, LONGEST_REST)
+            # They may have come right after the last look. Who was late once and rested in full would stay late.
+            rest = min(REST * self._beat, LONGEST_REST) - (now - self._looked_at)
             self.period = max(rest, self._slow if self.gap else self._fast)
         else:
             self.period = min(max(self._fast, PATIENCE * (now - self._awaited_since)), self._slow)
         if not live:
             self.period = self._idle
+        self._looked_at = now
         self._looks += 1
         self._late += late
         elapsed = now - self._window_start
