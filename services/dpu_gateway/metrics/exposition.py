@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 
 from prometheus_client.exposition import choose_encoder
@@ -13,20 +12,10 @@ from prometheus_client.metrics_core import Metric
 
 from services.dpu_gateway.link import EngineLink
 from services.dpu_gateway.metrics.engine import EngineFigures
+from services.dpu_gateway.metrics.lines import Lines
 
 Collect = Callable[[], Iterable[Metric]]
 SLICE = 0.0005  # seconds for which a scrape holds up the streams at once
-END = b"# EOF\n"  # of an answer in OpenMetrics's format
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """One metric family as prometheus_client's encoders take it."""
-
-    metric: Metric
-
-    def collect(self) -> Iterable[Metric]:
-        return (self.metric,)
 
 
 class Exposition:
@@ -35,6 +24,7 @@ class Exposition:
     def __init__(self, link: EngineLink, gateway: Collect) -> None:
         self._link = link
         self._gateway = gateway
+        self._formats: dict[str, Lines] = {}  # by content type
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """Body and content type in the format that the scraper ``accept``s.
@@ -44,13 +34,14 @@ class Exposition:
         """
         figures = await EngineFigures.take(self._link.session)
         encode, content_type = choose_encoder(accept)
-        parts, ended = [], False
+        lines = self._formats.get(content_type)
+        if lines is None:
+            lines = self._formats[content_type] = Lines(encode)
+        parts = []
         until = time.perf_counter() + SLICE
         for metric in chain(figures.collect(), self._gateway()):
-            part = encode(_Family(metric))
-            ended |= part.endswith(END)
-            parts.append(part.removesuffix(END))
+            parts.append(lines.of(metric))
             if time.perf_counter() >= until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE
-        return b"".join([*parts, END if ended else b""]), content_type
+        return b"".join([*parts, lines.end]), content_type
