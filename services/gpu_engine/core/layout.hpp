@@ -56,6 +56,7 @@ inline u64 lay_out(State& state, u8* memory) {
   take(state.step.page_table, static_cast<u64>(config.max_running) * state.pages_per_sequence);
   take(state.step.sample_row, config.max_running);
   take(state.step.sampling, config.max_running);
+  take(state.step.sampled, config.max_running);
   take(state.step.request, config.max_running);
   take(state.step.new_page, config.max_running);
   take(state.staged, config.max_running);

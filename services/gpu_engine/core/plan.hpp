@@ -123,16 +123,22 @@ BLINK_RARE_FN PrefillRows choose_prefill_rows(Context& context, State& state, u3
   return {static_cast<u32>(chosen >> 32), static_cast<u32>(chosen)};
 }
 
-// Row and sample of the same number: only the last row of a step can be one that is not sampled.
+// Row and sample of the same number: only the last row of a step can be one that is not sampled. A request keeps its
+// row while those before it do, and with it what the row has of it already, but for the length.
 BLINK_FN void fill_sampling(State& state, u32 row, const Request& request) {
   RowSampling& sampling = state.step.sampling[row];
-  copy_aligned<alignof(RowSampling)>(&sampling, &request.sampling, offsetof(RowSampling, suppress));
-  sampling.history_length = request.known;
-  if (request.known >= request.known_min) {
-    sampling.suppress_count = 0;
-  } else {
-    for (u32 i = 0; i < sampling.suppress_count; ++i) sampling.suppress[i] = request.sampling.suppress[i];
+  u64& sampled = state.step.sampled[row];
+  const u64 whose = request.arrival + 1;
+  if (sampled != whose || request.known <= request.known_min) {
+    copy_aligned<alignof(RowSampling)>(&sampling, &request.sampling, offsetof(RowSampling, suppress));
+    if (request.known >= request.known_min) {
+      sampling.suppress_count = 0;
+    } else {
+      for (u32 i = 0; i < sampling.suppress_count; ++i) sampling.suppress[i] = request.sampling.suppress[i];
+    }
+    sampled = whose;
   }
+  sampling.history_length = request.known;
   state.step.sample_row[row] = static_cast<i32>(row);
 }
 

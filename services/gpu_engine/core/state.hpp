@@ -49,7 +49,7 @@ struct Lane {
   u8 ready;    // a doorbell is waiting
 };
 
-// One ragged batch; docs/architecture.md describes the arrays. The last two are the core's own.
+// One ragged batch; docs/architecture.md describes the arrays. The last three are the core's own.
 struct Step {
   u32 tokens;
   u32 rows;
@@ -63,6 +63,7 @@ struct Step {
   i32* page_table;        // [max_running, pages_per_sequence]
   i32* sample_row;        // [max_running]
   RowSampling* sampling;  // [max_running]
+  u64* sampled;           // [max_running] whose parameters `sampling` has: the request's arrival plus one
   u32* request;           // [max_running]
   u32* new_page;          // [max_running] which of the step's new pages the row gets, or kNone
 };
