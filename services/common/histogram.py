@@ -24,7 +24,8 @@ def quantile(buckets: Buckets, share: float) -> float | None:
             if math.isinf(bound):
                 return low
             within = count - below
-            return bound if within <= 0 else low + (bound - low) * (rank - below) / within
+            # Rounding may carry the sum past its bucket's end.
+            return bound if within <= 0 else min(bound, low + (bound - low) * (rank - below) / within)
         low, below = bound, count
     return low
 
