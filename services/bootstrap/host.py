@@ -14,7 +14,7 @@ from services.bootstrap.lanes import LaneTable
 from services.bootstrap.parking import STOP_SIGNALS, park, wait_until, wake_parked
 from services.bootstrap.server import HandshakeServer
 from services.bootstrap.settings import BootstrapSettings
-from services.bootstrap.status import Pulse, StatusSocket, pulse
+from services.bootstrap.status import Progress, Pulse, StatusSocket
 from services.bootstrap.store import ModelStore
 from services.common.errors import BlinkError
 from services.common.logging import get_logger
@@ -93,6 +93,7 @@ class Host:
         self._exports = (
             VerbsExports(settings, [HostPart(0, ring.region)], info.geometry) if settings.transport == "verbs" else None
         )
+        self._engine_progress = Progress()
         status = StatusSocket(status_path(settings.instance), self._pulse)
         self._server = HandshakeServer(settings.address, self._handshake, settings.tls, status)
         self._engine = threading.Thread(target=self._run_engine, name="engine", daemon=True)
@@ -173,7 +174,7 @@ class Host:
         return [int(phase) for phase in read_status(self._transport, self._info.geometry).lanes["phase"]]
 
     def _pulse(self) -> Pulse:
-        return pulse(read_status(self._transport, self._info.geometry))
+        return self._engine_progress.look(read_status(self._transport, self._info.geometry))
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Log loading's progress: every stage's begin and end, and a few events between."""

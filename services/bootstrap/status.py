@@ -1,7 +1,7 @@
 """How the engine's ring stands, for whoever asks on this machine: one in a GPU's memory is reached by its owner alone.
 
-A connection to a unix socket gets one line of JSON and ends: ``{"state", "heartbeat", "steps", "running"}`` out of the
-ring's header, or ``{"error"}``. It is served from the handshake's event loop, which sleeps until somebody asks.
+A connection to a unix socket gets one line of JSON and ends: ``{"state", "heartbeat", "stalled"}`` out of the ring's
+header, or ``{"error"}``. It is served from the handshake's event loop, which sleeps until somebody asks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
@@ -27,19 +28,34 @@ class Pulse(TypedDict):
 
     state: str  # EngineState's name; LOADING before there is an engine
     heartbeat: int
-    steps: int
-    running: int  # requests that hold KV pages
+    stalled: float  # seconds for which requests have been seen without a step
 
 
-def pulse(status: RingStatus) -> Pulse:
-    """Of one read of the ring's header."""
-    engine = status.engine
-    return {
-        "state": STATES.get(int(engine["state"]), f"unknown ({int(engine['state'])})"),
-        "heartbeat": int(engine["heartbeat"]),
-        "steps": int(engine["steps"]),
-        "running": int(status.counters["running"]),
-    }
+class Progress:
+    """How long requests have been in the engine without a step, from one look to the next.
+
+    One step may take longer than whoever asks can wait, so it is remembered here. A stall is counted from the first
+    look that saw requests and so many steps, so it is never taken for longer than it is.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._steps = -1
+        self._since: float | None = None
+
+    def look(self, status: RingStatus) -> Pulse:
+        """Of one read of the ring's header."""
+        now, steps = self._clock(), int(status.engine["steps"])
+        if not (status.counters["running"] or status.counters["waiting"]):
+            self._since = None
+        elif self._since is None or steps != self._steps:
+            self._since = now
+        self._steps = steps
+        return {
+            "state": STATES.get(int(status.engine["state"]), f"unknown ({int(status.engine['state'])})"),
+            "heartbeat": int(status.engine["heartbeat"]),
+            "stalled": 0.0 if self._since is None else now - self._since,
+        }
 
 
 class StatusSocket:

@@ -17,7 +17,7 @@ from services.bootstrap.errors import BootstrapError
 from services.bootstrap.handshake import Handshake
 from services.bootstrap.probe import require_alive
 from services.bootstrap.server import HandshakeServer
-from services.bootstrap.status import StatusSocket, pulse
+from services.bootstrap.status import Progress, StatusSocket
 from services.common.errors import BlinkError
 from services.common.runtime import status_path
 from services.ring import _atomics, schema
@@ -35,6 +35,8 @@ class Engine:
     def __init__(self) -> None:
         self._region = private_ring(INFO)
         self.transport = MemoryTransport(self._region)
+        self.clock = 1000.0  # of the progress alone, in seconds
+        self.progress = Progress(lambda: self.clock)
 
     def write(self, part: schema.Struct, **words: int) -> None:
         for name, value in words.items():
@@ -55,7 +57,9 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def engine(instance: str, tmp_path: Path) -> Iterator[Engine]:
     engine = Engine()
-    status = StatusSocket(status_path(instance), lambda: pulse(read_status(engine.transport, INFO.geometry)))
+    status = StatusSocket(
+        status_path(instance), lambda: engine.progress.look(read_status(engine.transport, INFO.geometry))
+    )
     server = HandshakeServer(f"unix:{tmp_path / 'b.sock'}", Handshake(), status=status)
     server.start()
     yield engine
@@ -98,10 +102,40 @@ def test_a_heart_that_stands_still_is_not(instance: str, engine: Engine) -> None
         require_alive(instance, watch=0.2)
 
 
-def test_requests_that_make_no_steps_are_named(instance: str, beating: Engine) -> None:
-    beating.write(schema.ENGINE_COUNTERS, running=3)
+@pytest.mark.parametrize("where", ["running", "waiting"])
+def test_requests_that_make_no_steps_are_named_by_the_probe_that_finds_them_at_it_for_too_long(
+    instance: str, beating: Engine, where: str
+) -> None:
+    beating.write(schema.ENGINE_COUNTERS, running=3 << (32 * (where == "waiting")))  # the word that both share
+    require_alive(instance)  # nobody has looked before: as far as is known they have just come
+    beating.clock += 119
+    require_alive(instance)
+    beating.clock += 1
+    with pytest.raises(BlinkError, match="make no steps for 120 s"):
+        require_alive(instance)
     with pytest.raises(BlinkError, match="make no steps"):
-        require_alive(instance, watch=0.3)
+        require_alive(instance)
+    require_alive(instance, stall=500)
+
+
+def test_steps_that_each_take_longer_than_a_probe_are_progress(instance: str, beating: Engine) -> None:
+    beating.write(schema.ENGINE_COUNTERS, running=3)
+    for steps in range(10):
+        beating.write(schema.ENGINE_STATUS, steps=steps)
+        require_alive(instance)
+        beating.clock += 90
+        require_alive(instance)
+
+
+def test_the_first_step_after_a_rest_has_its_time_and_rest_is_no_stall(instance: str, beating: Engine) -> None:
+    for _ in range(3):
+        require_alive(instance)
+        beating.clock += 3600
+        beating.write(schema.ENGINE_COUNTERS, running=1)
+        require_alive(instance)  # the request may have come just now
+        beating.clock += 60
+        require_alive(instance)
+        beating.write(schema.ENGINE_COUNTERS, running=0)
 
 
 def test_an_engine_that_loads_is_not_alive(instance: str, engine: Engine) -> None:
@@ -147,7 +181,9 @@ def test_the_socket_is_this_users_alone_and_one_in_use_is_left_to_its_owner(
     instance: str, beating: Engine, tmp_path: Path
 ) -> None:
     assert stat.S_IMODE(status_path(instance).stat().st_mode) == 0o600
-    taken = StatusSocket(status_path(instance), lambda: pulse(read_status(beating.transport, INFO.geometry)))
+    taken = StatusSocket(
+        status_path(instance), lambda: beating.progress.look(read_status(beating.transport, INFO.geometry))
+    )
     with pytest.raises(BootstrapError, match="another bootstrap serves there"):
         HandshakeServer(f"unix:{tmp_path / 'c.sock'}", Handshake(), status=taken).start()
     require_alive(instance)

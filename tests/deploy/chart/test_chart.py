@@ -8,7 +8,7 @@ from collections import Counter
 import kubernetes_validate
 import pytest
 
-from services.bootstrap.probe import WATCH_SECONDS
+from services.bootstrap.probe import ANSWER_SECONDS, WATCH_SECONDS
 from services.bootstrap.settings import BootstrapSettings
 from services.colocation.settings import OperatorSettings
 from services.dpu_gateway.settings import GatewaySettings
@@ -103,10 +103,13 @@ def test_each_worker_is_asked_for_its_own_health_at_a_port_that_no_other_has(nam
 
 @each_profile
 def test_a_control_loop_that_stands_still_is_restarted(name: str) -> None:
-    (engine,) = (each for container_name, each in containers(rendered(name)) if container_name.endswith("/engine"))
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert engine[probe]["exec"]["command"] == ["python", "-m", "services.bootstrap.probe"]
-        assert engine[probe].get("timeoutSeconds", 1) > WATCH_SECONDS, "it is killed before it can say what is wrong"
+    for own, stall in (({}, 120), ({"progress_timeout": 30}, 120), ({"progress_timeout": 300.5}, 301)):
+        objects = rendered(name, {"gateway": {"settings": own}})
+        (engine,) = (each for container_name, each in containers(objects) if container_name.endswith("/engine"))
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert engine[probe]["exec"]["command"] == ["python", "-m", "services.bootstrap.probe", str(stall)]
+            longest = WATCH_SECONDS + 2 * ANSWER_SECONDS  # else it is killed before it can say what is wrong
+            assert engine[probe].get("timeoutSeconds", 1) > longest
 
 
 @each_profile

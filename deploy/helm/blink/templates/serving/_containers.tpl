@@ -25,20 +25,20 @@ ports:
 startupProbe:
   {{- include "blink.engineProbe" . | nindent 2 }}
   periodSeconds: 5
-  timeoutSeconds: 5
+  timeoutSeconds: 20
   failureThreshold: 360
 {{- /* Each look starts a process, and the host's CPU is not to be used. */}}
 livenessProbe:
   {{- include "blink.engineProbe" . | nindent 2 }}
   periodSeconds: 30
-  timeoutSeconds: 10
+  timeoutSeconds: 20
   failureThreshold: 2
   {{- /* What stands still drains nothing. */}}
   terminationGracePeriodSeconds: 5
 readinessProbe:
   {{- include "blink.engineProbe" . | nindent 2 }}
   periodSeconds: 30
-  timeoutSeconds: 10
+  timeoutSeconds: 20
 resources:
   {{- $resources := deepCopy $v.engine.resources }}
   {{- if $v.engine.rdmaResource }}
@@ -67,9 +67,10 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* Heartbeat and progress, out of the ring itself: bootstrap is asked, which reaches it wherever it lies. */}}
+{{/* Heartbeat and progress, out of the ring itself: bootstrap is asked, which reaches it wherever it lies. Where gateways are told
+to have more patience with a step, so has it. */}}
 {{- define "blink.engineProbe" -}}
-exec: {command: [python, -m, services.bootstrap.probe]}
+exec: {command: [python, -m, services.bootstrap.probe, {{ max 120 (int (ceil (.Values.gateway.settings.progress_timeout | default 0))) | quote }}]}
 {{- end }}
 
 {{/* Fetches the model, unless it is there. */}}
