@@ -59,10 +59,11 @@ class SloWatch:
 
 async def _resolve(url: str) -> list[tuple[str, str]]:
     """``url`` with each address that its host has: a headless Service's host has one for each gateway."""
-    parsed = URL(url)
-    assert parsed.host is not None
     try:
+        parsed = URL(url)
         found = await asyncio.get_running_loop().getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
+    except ValueError as error:  # of URLs and of names that are none there is more than a schema refuses
+        raise ScrapeError(f"{url} is no URL that can be asked: {error}") from error
     except OSError as error:
         raise ScrapeError(f"{url}: cannot resolve {parsed.host!r}: {error.strerror}") from error
     return [(url, address) for address in sorted({str(each[4][0]) for each in found})]

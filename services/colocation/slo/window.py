@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ def parse(text: str) -> Scrape:
                 buckets = found.setdefault(family.name, {})
                 for sample in family.samples:
                     if sample.name.endswith("_bucket"):
+                        if not 0 <= sample.value < math.inf:
+                            raise ValueError(f"{sample.name} is {sample.value:g}, which counts nothing")
                         add(buckets, {float(sample.labels["le"]): sample.value})
     except (ValueError, KeyError) as error:
         raise ScrapeError(f"not Prometheus's text format: {error}") from error

@@ -30,7 +30,13 @@ def test_the_gateways_own_exposition_is_understood() -> None:
     assert (seen.ttft[0.03], seen.ttft[0.05]) == (0, 2)
 
 
-@pytest.mark.parametrize("text", ["", "<html>", "up 1\n", 'blink_time_to_first_token_seconds_bucket{le="x"} 1\n'])
+BUCKET = 'blink_time_to_first_token_seconds_bucket{le="%s"} %s\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "<html>", "up 1\n", *(BUCKET % each for each in (("x", 1), ("1", "NaN"), ("1", "+Inf"), ("1", -1)))],
+)
 def test_what_is_no_gateways_answer_is_refused(text: str) -> None:
     with pytest.raises(ScrapeError):
         parse(text)
