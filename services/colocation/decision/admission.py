@@ -73,6 +73,8 @@ class Admission:
                 self.waiting[tenant] = Reason.INVALID
             elif tenant.min_cores > self.cores.largest:
                 self.waiting[tenant] = Reason.TOO_LARGE
+            elif self._pool.bandwidth is not None and tenant.least_bandwidth > self._pool.bandwidth:
+                self.waiting[tenant] = Reason.TOO_MUCH_BANDWIDTH
             elif self._cluster.tried_again(tenant) is not None:
                 self.waiting[tenant] = Reason.TRIED_LATER
             elif (node := self.cores.tightest(tenant, kept)) is not None:
@@ -109,7 +111,7 @@ class Admission:
                 bandwidth = None if bandwidth is None else bandwidth - per_core
 
     def _place(self, tenant: Tenant, node: NodeCores) -> None:
-        node.make_room(tenant.min_cores, tenant.bandwidth_per_core * tenant.min_cores)
+        node.make_room(tenant.min_cores, tenant.least_bandwidth)
         node.grants[tenant] = Grant(tenant, tenant.min_cores, 0)
         self.cores.moved(node)
 

@@ -19,6 +19,10 @@ _SENTENCES = {
     Reason.PREEMPTED: "a tenant of higher priority takes its place",
     Reason.NO_ROOM: "no node of TenantPool {pool} has room for {least} cores",
     Reason.TOO_LARGE: "it needs {least} cores, but the largest node of TenantPool {pool} frees {largest}",
+    Reason.TOO_MUCH_BANDWIDTH: (
+        "it declares {bandwidth} MB/s of memory bandwidth for {least} cores, "
+        "but TenantPool {pool} lets the tenants of a node have {most_bandwidth}"
+    ),
     Reason.BEHIND_RESERVATION: "the node that would take it is kept for a tenant that is further ahead",
     Reason.WINDOW_CLOSED: "TenantPool {pool} is outside its schedule windows",
     Reason.GUARD_HOLDS: "the SLO guard of TenantPool {pool} lets nobody in: stage {stage}",
@@ -51,6 +55,8 @@ def explain(
         least=tenant.min_cores,
         most=tenant.max_cores,
         largest=largest,
+        bandwidth=tenant.least_bandwidth,
+        most_bandwidth=pool.bandwidth,
         pool=pool.name,
         stage=guard.stage,
         slo=slo(pool),

@@ -171,6 +171,11 @@ class Tenant:
     def waiting_since(self) -> datetime:
         return self.queued or self.created
 
+    @property
+    def least_bandwidth(self) -> int:
+        """MB/s that it declares for its minimum of cores."""
+        return self.bandwidth_per_core * self.min_cores
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

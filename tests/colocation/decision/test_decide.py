@@ -148,6 +148,19 @@ def test_declared_memory_bandwidth_limits_a_node_as_cores_do() -> None:
     assert sorted(cores for _, cores in released(plan).values()) == [1, 1, 1]
 
 
+@pytest.mark.parametrize("may_preempt", [False, True])
+def test_what_no_nodes_memory_bandwidth_can_ever_carry_is_said_and_holds_nobody_up_and_pushes_nobody_out(
+    may_preempt: bool,
+) -> None:
+    greedy = preemptor("greedy", 12) if may_preempt else tenant("greedy", 12)
+    greedy = replace(greedy, bandwidth_per_core=100, created=START - timedelta(hours=9))
+    plan = decide(cluster(running("r", 8), greedy, tenant("b", 8), bandwidth=1000))
+    assert released(plan) == {"b": ("n0", 8)}
+    assert removed(plan) == {}
+    assert reason(plan, "greedy") is Reason.TOO_MUCH_BANDWIDTH
+    assert "1200 MB/s of memory bandwidth for 12 cores" in plan.tenants[greedy.key].message
+
+
 def test_a_broken_slo_first_shrinks_then_suspends_half_then_all_then_evicts_and_comes_back_in_steps() -> None:
     seen = cluster(
         running("a", 4, least=2, priority=1),
