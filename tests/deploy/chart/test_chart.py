@@ -113,6 +113,37 @@ def test_a_control_loop_that_stands_still_is_restarted(name: str) -> None:
 
 
 @each_profile
+def test_an_engine_drains_no_longer_than_its_pod_is_let(name: str) -> None:
+    for seconds in (0, 30, 100):
+        objects = rendered(name, {"gateway": {"drainSeconds": seconds}})
+        for pod_name, pod in pods(objects):
+            for each in (*pod.get("initContainers", ()), *pod["containers"]):
+                told = {e["name"]: e.get("value", "") for e in each.get("env", ())}
+                if "BLINK_BOOTSTRAP_ENGINE" in told:
+                    assert float(told["BLINK_BOOTSTRAP_DRAIN_SECONDS"]) < pod["terminationGracePeriodSeconds"], pod_name
+
+
+@pytest.mark.parametrize(
+    ("gateway", "lanes", "one_more"),
+    [
+        ({"workers": 1, "replicas": 3}, 4, True),
+        ({"workers": 1, "replicas": 4}, 4, False),  # the engine's lanes are all taken
+        ({"workers": 4, "replicas": 1}, 16, True),
+        ({"workers": 1, "hostNetwork": True}, 16, False),  # the node's ports are
+        ({"workers": 1, "rdmaResource": "example.com/nic"}, 16, False),
+    ],
+)
+def test_gateways_are_replaced_one_by_one_where_there_is_no_room_for_one_more(
+    gateway: Json, lanes: int, one_more: bool
+) -> None:
+    own: Json = {"kind": "Deployment", "rdmaResource": "", **gateway}
+    objects = rendered("dpu-rdma", {"gateway": own, "engine": {"settings": {"lanes": lanes}}})
+    (found,) = (each for each in objects if each["metadata"]["name"] == "blink-gateway" and "replicas" in each["spec"])
+    surge, away = (1, 0) if one_more else (0, 1)
+    assert found["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": surge, "maxUnavailable": away}
+
+
+@each_profile
 def test_every_variable_is_a_setting_that_its_process_takes(name: str) -> None:
     own: Json = {"engine": {"settings": {"kv_tokens": 4096}}, "gateway": {"settings": {"poll_fast_us": 250}}}
     seen: dict[str, set[str]] = {process: set() for process in SETTINGS}

@@ -10,6 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
+from services.bootstrap.settings import BootstrapSettings
+from services.dpu_gateway.settings import GatewaySettings
 from tests.deploy.chart.rendering import CHART, PROFILES, Json, defaults, template
 from tests.deploy.chart.settings_schema import SECTIONS, schema_of
 
@@ -86,6 +88,10 @@ def test_what_the_chart_decides_can_not_be_set_a_second_time(name: str) -> None:
         "a namespace that has no name": ("cpu-demo", {"tenants": {"createNamespace": True}}),
         "a cuda engine without a device": ("gpu-shm", {"engine": {"resources": {"limits": {"nvidia.com/gpu": None}}}}),
         "a cuda engine in the cpu's image": ("gpu-shm", {"images": {"engine": {"repository": "blink/engine-cpu"}}}),
+        "an account without its namespace": (
+            "cpu-demo",
+            {"tenants": {"namespace": "batch", "users": [{"kind": "ServiceAccount", "name": "x"}]}},
+        ),
         "a setting that no engine has": ("cpu-demo", {"engine": {"settings": {"kv_tokenz": 4096}}}),
         "a setting that no gateway has": ("cpu-demo", {"gateway": {"settings": {"kv_tokens": 4096}}}),
         "a setting that no operator has": ("cpu-demo", {"operator": {"settings": {"intervall": 4}}}),
@@ -106,17 +112,52 @@ def test_the_settings_that_the_schema_takes_are_those_that_the_process_takes(sec
     )
 
 
+DEFAULTS = {
+    name: field.default
+    for process in (BootstrapSettings, GatewaySettings)
+    for name, field in process.model_fields.items()
+}
+LANES, SHARED = DEFAULTS["lanes"], DEFAULTS["lanes_per_certificate"]
+
+
 @pytest.mark.parametrize(
-    ("values", "why"),
+    ("name", "values", "why"),
     [
-        ({"service": {"grpcPort": 8000}}, "service.grpcPort and service.httpPort are both 8000"),
-        ({"priorityClasses": {"tenants": 1_000_000}}, "must be above priorityClasses.tenants (1000000)"),
+        ("cpu-demo", {"service": {"grpcPort": 8000}}, "service.grpcPort and service.httpPort are both 8000"),
+        ("cpu-demo", {"priorityClasses": {"tenants": 1_000_000}}, "must be above priorityClasses.tenants (1000000)"),
+        ("cpu-demo", {"gateway": {"workers": LANES + 1}}, f"is {LANES + 1}, but the engine has lanes for {LANES}"),
+        (
+            "dpu-rdma",
+            {"gateway": {"workers": SHARED + 1}, "engine": {"settings": {"lanes": 64}}},
+            f"the engine has lanes for {SHARED}: set engine.settings.lanes and lanes_per_certificate",
+        ),
+        ("dpu-rdma", {"gateway": {"kind": "Deployment", "replicas": 2}}, "gateway.workers x gateway.replicas is 8"),
+        ("gpu-shm", {"engine": {"settings": {"ring_memory": "device"}}}, "engine.settings.ring_memory is device"),
+        ("dpu-rdma", {"engine": {"settings": {"scheduler": "host"}}}, "engine.settings.ring_memory is device"),
+        ("cpu-demo", {"engine": {"settings": {"drain_seconds": 40.5}}}, "drain_seconds is 40.5: pods are killed 45 s"),
+        ("cpu-demo", {"gateway": {"settings": {"poll_fast_us": 5000}}}, "poll_slow_us is 2000, must be at least"),
+        ("cpu-demo", {"gateway": {"settings": {"api_keys": "/keys.toml"}}}, "gateway.settings.api_keys names a file"),
+        ("cpu-demo", {"tenants": {"namespace": "serving"}}, "tenants.namespace is serving, which is serving's"),
     ],
 )
-def test_helm_refuses_figures_that_contradict_each_other(values: Json, why: str) -> None:
-    done = template("cpu-demo", values)
+def test_helm_refuses_figures_that_contradict_each_other(name: str, values: Json, why: str) -> None:
+    done = template(name, values)
     assert done.returncode != 0
     assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("cpu-demo", {"gateway": {"workers": LANES}}),
+        ("dpu-rdma", {"gateway": {"workers": SHARED}, "engine": {"settings": {"lanes": 64}}}),
+        ("cpu-demo", {"engine": {"settings": {"drain_seconds": 40}}}),
+        ("cpu-demo", {"gateway": {"settings": {"poll_fast_us": DEFAULTS["poll_slow_us"]}}}),
+        ("cpu-demo", {"gateway": {"settings": {"poll_slow_us": DEFAULTS["poll_fast_us"]}}}),
+    ],
+)
+def test_helm_takes_the_last_figures_that_do_not(name: str, values: Json) -> None:
+    assert template(name, values).returncode == 0
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -68,3 +68,9 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- toYaml $found }}
 {{- end }}
+
+{{/* Gateway workers that the engine has room for: over verbs all have one certificate. Defaults are those of `blink engine`. */}}
+{{- define "blink.lanes" -}}
+{{- $lanes := .Values.engine.settings.lanes | default 4 | int -}}
+{{- if eq .Values.transport "verbs" }}{{ min $lanes (.Values.engine.settings.lanes_per_certificate | default 16 | int) }}{{ else }}{{ $lanes }}{{ end }}
+{{- end }}

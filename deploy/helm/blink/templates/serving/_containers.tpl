@@ -10,6 +10,9 @@ env:
   - {name: BLINK_BOOTSTRAP_MODEL, value: {{ $v.model.name | quote }}}
   - {name: BLINK_BOOTSTRAP_ENGINE, value: {{ $v.engine.kind }}}
   - {name: BLINK_BOOTSTRAP_TRANSPORT, value: {{ $v.transport }}}
+  {{- if not (hasKey $v.engine.settings "drain_seconds") }}
+  - {name: BLINK_BOOTSTRAP_DRAIN_SECONDS, value: {{ $v.gateway.drainSeconds | quote }}}
+  {{- end }}
   {{- if eq $v.transport "verbs" }}
   - {name: BLINK_BOOTSTRAP_LISTEN, value: "0.0.0.0:{{ $v.engine.handshakePort }}"}
   - {name: BLINK_BOOTSTRAP_HANDSHAKE_CERTIFICATE, value: /handshake/tls.crt}
