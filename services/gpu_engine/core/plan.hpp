@@ -124,14 +124,16 @@ BLINK_RARE_FN PrefillRows choose_prefill_rows(Context& context, State& state, u3
 }
 
 // Row and sample of the same number: only the last row of a step can be one that is not sampled. A request keeps its
-// row while those before it do, and with it what the row has of it already, but for the length.
+// row while those before it do, and with it what the row has of it already, but for the length. It may leave its row
+// before it has known_min tokens and come back after.
 BLINK_FN void fill_sampling(State& state, u32 row, const Request& request) {
   RowSampling& sampling = state.step.sampling[row];
   u64& sampled = state.step.sampled[row];
-  const u64 whose = request.arrival + 1;
-  if (sampled != whose || request.known <= request.known_min) {
+  const bool may_end = request.known >= request.known_min;
+  const u64 whose = (request.arrival + 1) << 1 | may_end;
+  if (sampled != whose) {
     copy_aligned<alignof(RowSampling)>(&sampling, &request.sampling, offsetof(RowSampling, suppress));
-    if (request.known >= request.known_min) {
+    if (may_end) {
       sampling.suppress_count = 0;
     } else {
       for (u32 i = 0; i < sampling.suppress_count; ++i) sampling.suppress[i] = request.sampling.suppress[i];

@@ -53,6 +53,7 @@ BLINK_RARE_FN void start(Context& context, State& state, u64 epoch, u64 first_po
           [&](u64 i) { state.free_pages[i] = static_cast<u32>(config.page_count - 1 - i); });
   strided(context, config.max_running,
           [&](u64 i) { state.free_lines[i] = static_cast<u32>(config.max_running - 1 - i); });
+  strided(context, config.max_running, [&](u64 i) { state.step.sampled[i] = 0; });
   leader(context, [&] {
     state.waiting.count = state.running.count = 0;
     state.free_page_count = config.page_count;

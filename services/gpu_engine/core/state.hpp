@@ -63,7 +63,7 @@ struct Step {
   i32* page_table;        // [max_running, pages_per_sequence]
   i32* sample_row;        // [max_running]
   RowSampling* sampling;  // [max_running]
-  u64* sampled;           // [max_running] whose parameters `sampling` has: the request's arrival plus one
+  u64* sampled;           // [max_running] whose parameters `sampling` has (fill_sampling), 0 for nobody's
   u32* request;           // [max_running]
   u32* new_page;          // [max_running] which of the step's new pages the row gets, or kNone
 };

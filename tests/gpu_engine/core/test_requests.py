@@ -7,7 +7,7 @@ import pytest
 
 from services.ring import schema
 from services.ring.schema import DescriptorFlag, FinishReason, SlotPhase
-from tests.gpu_engine.core.machine import EOS, Machine, expected_tokens, next_token, record
+from tests.gpu_engine.core.machine import EOS, Machine, Stream, expected_tokens, next_token, record
 
 PROMPT = [5, 9, 200, 41, 7]
 
@@ -61,6 +61,54 @@ def test_eos_ends_unless_ignored_and_min_tokens_suppresses_it() -> None:
     assert gateway.stream(ignoring).tokens[0] == EOS
     assert gateway.stream(minimum).tokens == expected_tokens(PROMPT, max_tokens=5, seed=seed, min_tokens=2)[0]
     assert gateway.stream(minimum).tokens[0] == EOS + 1
+
+
+def seed_that_stops(prompt: list[int], *, after: int, min_tokens: int) -> int:
+    ends = (expected_tokens(prompt, max_tokens=after + 1, seed=seed, min_tokens=min_tokens) for seed in range(50_000))
+    return next(seed for seed, (tokens, _) in enumerate(ends) if len(tokens) == after)
+
+
+def served_beside_a_paused_lane(machine: Machine, asked: bytes, *, after: int, resume_after: int) -> Stream:
+    """Serve ``asked`` after so many steps of another request, which goes first but whose lane's log is full after some
+    22, and read that after so many tokens: so ``asked`` has the first row in between, and the second afterwards.
+    """
+    slow, quick = machine.attach(0), machine.attach(1)
+    slow.submit(record(PROMPT, max_tokens=50, flags=DescriptorFlag.IGNORE_EOS), 0)
+    for _ in range(after):
+        machine.step()
+    stream = quick.stream(quick.submit(asked, 0))
+    first = len(machine.batch_sizes)
+    while stream.reason is None:
+        if len(stream.tokens) == resume_after:
+            slow.read()
+        assert machine.step()
+        quick.read()
+    rows = machine.batch_sizes[first + 1 :]  # without the prompt
+    assert rows[resume_after - 2 : resume_after] == [1, 2]
+    assert rows[-1] == 2
+    return stream
+
+
+def test_a_request_that_comes_back_to_its_row_past_its_minimum_may_end() -> None:
+    """A row keeps a request's parameters between steps, but not what it must not sample before ``min_tokens``."""
+    minimum, after = 8, 14
+    seed = seed_that_stops(PROMPT, after=after, min_tokens=minimum)
+    machine = Machine(lanes=2, slots=1, log_entries=25)
+    asked = record(PROMPT, max_tokens=after + 1, min_tokens=minimum, seed=seed)
+    stream = served_beside_a_paused_lane(machine, asked, after=20, resume_after=minimum + 2)
+    assert (stream.tokens, stream.reason) == expected_tokens(PROMPT, max_tokens=50, seed=seed, min_tokens=minimum)
+
+
+def test_a_ring_that_is_opened_again_has_no_parameters_from_before() -> None:
+    machine = Machine(lanes=2, slots=1, log_entries=25)
+    for lane in range(2):  # the second request to arrive has the second row
+        machine.attach(lane).submit(record(PROMPT, max_tokens=3, seed=3), 0)
+    run_until_idle(machine)
+    machine.scheduler.start(epoch=18)
+    machine.scheduler.set_state(schema.EngineState.READY)
+    asked = record(PROMPT, max_tokens=14, seed=4)
+    stream = served_beside_a_paused_lane(machine, asked, after=22, resume_after=4)
+    assert stream.tokens == expected_tokens(PROMPT, max_tokens=14, seed=4)[0]
 
 
 def test_the_context_limit_ends_with_length() -> None:
