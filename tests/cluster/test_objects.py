@@ -195,6 +195,15 @@ def test_people_may_do_what_their_role_says_and_nothing_else(plane: ControlPlane
     assert eve.call("GET", TENANTS).status_code == 403
 
 
+def test_who_may_make_tenants_sees_their_events_as_kubectl_asks_for_them(plane: ControlPlane) -> None:
+    ada, eve = plane.client("ada"), plane.client("eve")
+    for of in ("/api/v1", "/apis/events.k8s.io/v1"):  # kubectl describe, and kubectl get events, ask the former
+        assert ada.call("GET", f"{of}/namespaces/batch/events").ok
+        assert ada.call("GET", f"{of}/namespaces/default/events").status_code == 403
+        assert ada.call("POST", f"{of}/namespaces/batch/events", {}).status_code == 403
+        assert eve.call("GET", f"{of}/namespaces/batch/events").status_code == 403
+
+
 def test_who_may_make_tenants_sees_why_they_wait(plane: ControlPlane, scene: Scene) -> None:
     scene.pool()
     scene.tenant("mine")
