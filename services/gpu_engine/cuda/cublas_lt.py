@@ -136,14 +136,15 @@ class CublasLt:
             DriverError: it suggests nothing.
         """
         found: dict[str, None] = {}  # in order
-        asked, reductions = (shape, ANY_REDUCTION) if split else (_of_short_k(shape), NO_REDUCTION)
-        for target, operation in self._operations.items():
-            for heuristic in self._suggestions(asked, operation, reductions):
-                if heuristic.state == 0 and self._accepts(shape, operation, heuristic.algorithm):
-                    found[f"{target}:{bytes(heuristic.algorithm).hex()}"] = None
-        if not found:
-            raise DriverError("cublasLtMatmulAlgoGetHeuristic", "no algorithm", f"for {shape}")
-        return list(found)
+        reductions = ANY_REDUCTION if split else NO_REDUCTION
+        for asked in (shape,) if split else (_of_short_k(shape), shape):
+            for target, operation in self._operations.items():
+                for heuristic in self._suggestions(asked, operation, reductions):
+                    if heuristic.state == 0 and self._accepts(shape, operation, heuristic.algorithm):
+                        found[f"{target}:{bytes(heuristic.algorithm).hex()}"] = None
+            if found:
+                return list(found)
+        raise DriverError("cublasLtMatmulAlgoGetHeuristic", "no algorithm", f"for {shape}")
 
     def _suggestions(self, shape: Shape, operation: ctypes.c_void_p, reductions: int) -> list[_Heuristic]:
         weight, x, out = self._layouts_of(shape)
