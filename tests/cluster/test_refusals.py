@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane, Json
 from tests.cluster.operators import Operator
-from tests.cluster.scene import JOBS, PODS, TENANTS, Scene, eventually, stays, tenant_manifest
+from tests.cluster.scene import JOBS, NODES, PODS, TENANTS, Scene, eventually, stays, tenant_manifest
 
 QUOTAS = "/api/v1/namespaces/batch/resourcequotas"
 
@@ -40,7 +40,10 @@ def test_a_tenant_whose_pod_no_node_takes_makes_room_for_the_next(impatient: Ope
     scene.node("n0", 4)
     scene.pool()
     stuck = tenant_manifest("stuck", 4, priority=900)
-    stuck["spec"]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "none-such"}
+    nowhere = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]}
+    stuck["spec"]["template"]["spec"]["template"]["spec"]["affinity"] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": nowhere}
+    }
     scene.client.create(TENANTS, stuck)
     scene.phase("stuck", "Running")
     scene.tenant("next", 4)
@@ -48,6 +51,24 @@ def test_a_tenant_whose_pod_no_node_takes_makes_room_for_the_next(impatient: Ope
     scene.running_pod("next")
     assert "NotStarted" in scene.reasons("stuck"), impatient.log()
     assert "others go first until" in scene.phase("stuck", "Waiting")["message"]
+
+
+def test_a_tenant_is_given_no_node_whose_taint_it_does_not_tolerate_and_says_so_where_there_is_no_other(
+    impatient: Operator, scene: Scene
+) -> None:
+    scene.node("n0", 4)  # the tighter one
+    scene.client.patch(f"{NODES}/n0", {"spec": {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}})
+    scene.node("n1", 8)
+    scene.pool()
+    scene.tenant("a", 4)
+    assert scene.running_pod("a")["spec"]["nodeName"] == "n1"
+    picky = tenant_manifest("picky", 4, priority=900)
+    picky["spec"]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "none-such"}
+    scene.client.create(TENANTS, picky)
+    assert "labels of its nodeSelector" in scene.phase("picky", "Waiting")["message"]
+    scene.tenant("b", 4)  # nothing is kept for the other
+    assert scene.running_pod("b")["spec"]["nodeName"] == "n1"
+    assert "NotStarted" not in scene.reasons("picky")
 
 
 def test_a_tenant_whose_pod_a_quota_forbids_makes_room_for_the_next(impatient: Operator, scene: Scene) -> None:

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NO_ROOM = "NoRoom"
     TOO_LARGE = "TooLarge"
+    NO_SUITABLE_NODE = "NoSuitableNode"
     TOO_MUCH_BANDWIDTH = "TooMuchBandwidth"
     BEHIND_RESERVATION = "BehindReservation"
     WINDOW_CLOSED = "WindowClosed"

@@ -69,12 +69,8 @@ class Admission:
         for tenant in queue:
             if closed is not None:
                 self.waiting[tenant] = closed
-            elif tenant.invalid:
-                self.waiting[tenant] = Reason.INVALID
-            elif tenant.min_cores > self.cores.largest:
-                self.waiting[tenant] = Reason.TOO_LARGE
-            elif self._pool.bandwidth is not None and tenant.least_bandwidth > self._pool.bandwidth:
-                self.waiting[tenant] = Reason.TOO_MUCH_BANDWIDTH
+            elif (never := self._never(tenant)) is not None:
+                self.waiting[tenant] = never
             elif self._cluster.tried_again(tenant) is not None:
                 self.waiting[tenant] = Reason.TRIED_LATER
             elif (node := self.cores.tightest(tenant, kept)) is not None:
@@ -110,6 +106,18 @@ class Admission:
                 free -= 1
                 bandwidth = None if bandwidth is None else bandwidth - per_core
 
+    def _never(self, tenant: Tenant) -> Reason | None:
+        """Why no end of another's will let it in: it must hold up nobody, and push out nobody."""
+        if tenant.invalid:
+            return Reason.INVALID
+        if tenant.min_cores > self.cores.largest:
+            return Reason.TOO_LARGE
+        if tenant.min_cores > self.cores.largest_for(tenant):
+            return Reason.NO_SUITABLE_NODE
+        if self._pool.bandwidth is not None and tenant.least_bandwidth > self._pool.bandwidth:
+            return Reason.TOO_MUCH_BANDWIDTH
+        return None
+
     def _place(self, tenant: Tenant, node: NodeCores) -> None:
         node.make_room(tenant.min_cores, tenant.least_bandwidth)
         node.grants[tenant] = Grant(tenant, tenant.min_cores, 0)
@@ -131,8 +139,8 @@ class Admission:
             return None
         best: tuple[int, int, str] | None = None
         victims: list[Tenant] = []
-        for node in self.cores.nodes.values():
-            if node is but or not node.node.schedulable or node.capacity < tenant.min_cores:
+        for node in self.cores.suitable(tenant).values():
+            if node is but or node.capacity < tenant.min_cores:
                 continue
             if node.room_soon >= tenant.min_cores and node.carries(tenant, tenant.min_cores):
                 return node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from services.colocation.decision.demands import Demands
 from services.colocation.decision.model import MILLI, Node, Tenant
 
 
@@ -87,6 +88,8 @@ class PoolCores:
     def __init__(self, nodes: list[NodeCores]) -> None:
         self.nodes = {each.node.name: each for each in nodes}
         self.largest = max((each.capacity for each in nodes if each.node.schedulable), default=0)
+        self._suitable: dict[Demands, dict[str, NodeCores]] = {}
+        self._largest_for: dict[Demands, int] = {}
         self._by_room: dict[int, dict[str, NodeCores]] = {}
         self._room: dict[str, int] = {}
 
@@ -107,16 +110,35 @@ class PoolCores:
         self._room[name] = now
         self._by_room.setdefault(now, {})[name] = node
 
+    def suitable(self, tenant: Tenant) -> dict[str, NodeCores]:
+        """Nodes that take pods, and this tenant's among them."""
+        found = self._suitable.get(tenant.demands)
+        if found is None:
+            found = self._suitable[tenant.demands] = {
+                name: each
+                for name, each in self.nodes.items()
+                if each.node.schedulable and tenant.demands.met_by(each.node.labels, each.node.taints)
+            }
+        return found
+
+    def largest_for(self, tenant: Tenant) -> int:
+        """What the largest node that suits it frees."""
+        if tenant.demands not in self._largest_for:
+            freed = (each.capacity for each in self.suitable(tenant).values())
+            self._largest_for[tenant.demands] = max(freed, default=0)
+        return self._largest_for[tenant.demands]
+
     def tightest(self, tenant: Tenant, but: NodeCores | None = None) -> NodeCores | None:
-        """The schedulable node with the least room that takes the tenant at its minimum."""
+        """The suitable node with the least room that takes the tenant at its minimum."""
+        suitable = self.suitable(tenant)
         for node in self._by_least_room(tenant.min_cores):
-            if node is not but and node.node.schedulable and node.carries(tenant, tenant.min_cores):
+            if node is not but and node.node.name in suitable and node.carries(tenant, tenant.min_cores):
                 return node
         return None
 
     def soonest(self, tenant: Tenant) -> NodeCores | None:
         """The node that is nearest to taking the tenant, of those that ever could."""
-        able = [n for n in self.nodes.values() if n.node.schedulable and n.capacity >= tenant.min_cores]
+        able = [each for each in self.suitable(tenant).values() if each.capacity >= tenant.min_cores]
         return max(able, key=lambda each: (each.room_soon, each.node.name), default=None)
 
     def _by_least_room(self, least: int) -> Iterator[NodeCores]:

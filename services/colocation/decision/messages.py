@@ -19,6 +19,10 @@ _SENTENCES = {
     Reason.PREEMPTED: "a tenant of higher priority takes its place",
     Reason.NO_ROOM: "no node of TenantPool {pool} has room for {least} cores",
     Reason.TOO_LARGE: "it needs {least} cores, but the largest node of TenantPool {pool} frees {largest}",
+    Reason.NO_SUITABLE_NODE: (
+        "no node of TenantPool {pool} that frees {least} cores has the labels of its nodeSelector and no taint that it "
+        "does not tolerate"
+    ),
     Reason.TOO_MUCH_BANDWIDTH: (
         "it declares {bandwidth} MB/s of memory bandwidth for {least} cores, "
         "but TenantPool {pool} lets the tenants of a node have {most_bandwidth}"

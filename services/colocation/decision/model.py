@@ -7,6 +7,8 @@ from datetime import datetime, time, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+from services.colocation.decision.demands import Demands, Taint
+
 MILLI = 1000
 START_LIMIT = timedelta(minutes=2)
 RETRY_AFTER = 5  # start limits, for a tenant that could not be started: it holds cores a sixth of the time at most
@@ -48,6 +50,7 @@ class Node:
     others: int = 0  # requested by other pods that are not tenants'
     leaving: int = 0  # held by tenants' pods that have been told to end
     schedulable: bool = True  # ready, and neither cordoned nor going away
+    taints: tuple[Taint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ class Tenant:
     preemption: Preemption = Preemption.NEVER
     deadline: datetime | None = None
     bandwidth_per_core: int = 0  # MB/s
+    demands: Demands = field(default_factory=Demands)
     queued: datetime | None = None  # since when it waits; None: since it was created
     changed: datetime | None = None  # when its placement last changed
     has_job: bool = False

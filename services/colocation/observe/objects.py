@@ -28,6 +28,7 @@ from services.colocation.names import (
     NODE_ANNOTATION,
     QUEUE_LABEL,
 )
+from services.colocation.observe.demands import demands_of, taints_of
 from services.colocation.observe.quantities import cpu_request, millicores
 
 Object = Mapping[str, Any]
@@ -86,6 +87,7 @@ def node_of(thing: Object, serving: int, others: int, leaving: int) -> Node:
         others=others,
         leaving=leaving,
         schedulable=not cordoned and condition(thing, "Ready") and "deletionTimestamp" not in metadata,
+        taints=taints_of(thing.get("spec") or {}),
     )
 
 
@@ -139,6 +141,7 @@ def tenant_of(thing: Object, job: Object | None, pods: Iterable[Object]) -> Tena
         preemption=Preemption(spec.get("preemption", Preemption.NEVER)),
         deadline=deadline,
         bandwidth_per_core=spec.get("memoryBandwidthMBpsPerCore", 0),
+        demands=demands_of(spec["template"]["spec"]["template"]["spec"]),
         queued=instant(status.get("queuedAt")),
         changed=instant(status.get("changedAt")),
         has_job=job is not None,

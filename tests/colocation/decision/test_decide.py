@@ -10,6 +10,7 @@ import pytest
 
 from services.colocation.decision.actions import CreateJob, Evict, Fail, Phase, Plan, Reason, Release, Resize, Suspend
 from services.colocation.decision.decide import decide
+from services.colocation.decision.demands import Demands, Taint, Toleration
 from services.colocation.decision.model import (
     Cluster,
     EvictionOrder,
@@ -146,6 +147,37 @@ def test_declared_memory_bandwidth_limits_a_node_as_cores_do() -> None:
     hungry = [tenant(f"t{i}", 1, 4, bandwidth_per_core=1000) for i in range(4)]
     plan = decide(cluster(*hungry, bandwidth=3000))
     assert sorted(cores for _, cores in released(plan).values()) == [1, 1, 1]
+
+
+GPU = Taint("nvidia.com/gpu", "", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("demands", "where"),
+    [
+        (Demands(), "open"),
+        (Demands(tolerations=(Toleration("nvidia.com/gpu", "Exists", "", ""),)), "gpu"),
+        (Demands(tolerations=(Toleration("", "Exists", "", ""),)), "gpu"),
+        (Demands(tolerations=(Toleration("nvidia.com/gpu", "", "other", ""),)), "open"),
+        (Demands(tolerations=(Toleration("nvidia.com/gpu", "Exists", "", "NoExecute"),)), "open"),
+        (Demands((("pool", "p"),), (Toleration("nvidia.com/gpu", "Equal", "", "NoSchedule"),)), "gpu"),
+    ],
+)
+def test_it_goes_to_a_node_that_it_may_run_on_though_another_is_tighter(demands: Demands, where: str) -> None:
+    nodes = (node("gpu", 4, taints=(GPU,)), node("open", 8))
+    assert released(decide(cluster(tenant("a", 4, demands=demands), nodes=nodes))) == {"a": (where, 4)}
+
+
+@pytest.mark.parametrize("may_preempt", [False, True])
+def test_what_may_run_on_no_node_that_is_large_enough_says_so_and_holds_nobody_up(may_preempt: bool) -> None:
+    nodes = (node("gpu", 8, taints=(GPU,)), node("open", 4))
+    made = preemptor("lost", 8) if may_preempt else tenant("lost", 8)
+    lost = replace(made, created=START - timedelta(hours=9))
+    tolerant = tenant("b", 4, demands=Demands(tolerations=(Toleration("", "Exists", "", ""),)))
+    plan = decide(cluster(running("r", 4, on="gpu"), running("s", 4, on="open"), lost, tolerant, nodes=nodes))
+    assert released(plan) == {"b": ("gpu", 4)}
+    assert removed(plan) == {}
+    assert reason(plan, "lost") is Reason.NO_SUITABLE_NODE
 
 
 @pytest.mark.parametrize("may_preempt", [False, True])
