@@ -129,6 +129,7 @@ class ProcessSettings(BaseSettings, extra="forbid", frozen=True, validate_defaul
     @classmethod
     def _flag_values(cls, flags: Sequence[str]) -> dict[str, Any]:
         parser = _FlagParser(
+            allow_abbrev=False,
             prog=f"blink-{cls.process}",
             description=cls.__doc__,
             epilog=f"--config FILE (or {CONFIG_VARIABLE}) names a TOML file with a table [{cls.process}]; "

@@ -94,6 +94,7 @@ def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatc
         (["--host", "a b"], ["host", "'a b' holds a space"]),
         (["--reflection=maybe"], ["reflection is 'maybe', should be true or false"]),
         (["--prot", "1"], ["unknown setting prot", "did you mean port?"]),
+        (["--por", "1"], ["unknown setting por", "did you mean port?"]),
         (["stray"], ["'stray'"]),
         (["--port"], ["port"]),
         (["--config"], ["config"]),
