@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +44,22 @@ def _credentials() -> grpc.ChannelCredentials | None:
     )
     if (certificate is None) is not (key is None):
         raise CommandError(f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} go together, one of them is not set")
+    check_authority()
     return None if authority is None else grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+def check_authority() -> None:
+    """Raises CommandError for a file without certificates, which gRPC would only say nothing answers of."""
+    path = os.environ.get(AUTHORITY_VARIABLE)
+    try:
+        if path:
+            ssl.create_default_context(cafile=path)
+    except ssl.SSLError as error:
+        raise CommandError(
+            f"{AUTHORITY_VARIABLE} is {path}: it holds no certificates in PEM ({error.reason})"
+        ) from error
+    except OSError as error:
+        raise CommandError(f"{AUTHORITY_VARIABLE} is {path}: {error.strerror}") from error
 
 
 def _read(variable: str) -> bytes | None:

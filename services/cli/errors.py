@@ -6,7 +6,7 @@ import signal
 
 import grpc
 
-from services.cli.program import command, tls_hint
+from services.cli.program import API_KEY_VARIABLE, command, tls_hint
 from services.common.errors import BlinkError
 
 # Every refusal of a gateway carries its details under this key (docs/protocol.md), so what lacks it is gRPC's own.
@@ -51,4 +51,5 @@ def from_rpc(error: grpc.RpcError, address: str) -> CommandError:
             return GatewayUnreachableError(address, "its host name is not known")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}:
             return CommandError(f"the gateway at {address} broke the connection ({details}): try again")
-    return CommandError(f"{code.name}: {details}")
+    hint = f"; this command takes the key from {API_KEY_VARIABLE}" if code is grpc.StatusCode.UNAUTHENTICATED else ""
+    return CommandError(f"{code.name}: {details}{hint}")

@@ -43,4 +43,5 @@ async def test_commands_send_the_key_of_the_environment(tmp_path: Path) -> None:
         arguments = ("generate", "abc", "--max-tokens", "3", "--address", address)
         done = await asyncio.to_thread(lambda: blink(*arguments, environment={"BLINK_API_KEY": key}))
         assert done.returncode == 0, done.stderr
-        assert_one_line_failure(await asyncio.to_thread(blink, *arguments), "UNAUTHENTICATED", "API key is needed")
+        refused = await asyncio.to_thread(blink, *arguments)
+        assert_one_line_failure(refused, "UNAUTHENTICATED", "API key is needed", "takes the key from BLINK_API_KEY")

@@ -54,5 +54,10 @@ def _first_model(base: str, key: str) -> str:
         response = requests.get(f"{base}/models", headers=headers, timeout=SECONDS)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
+    except requests.exceptions.SSLError as error:
+        advice = "set REQUESTS_CA_BUNDLE and SSL_CERT_FILE to the authority of its certificate"
+        raise CommandError(f"TLS with {base} failed: {advice} ({error})") from error
+    except requests.ConnectionError as error:
+        raise CommandError(f"no server answers at {base}: start one, or name another with --openai") from error
     except (requests.RequestException, ValueError, LookupError, TypeError) as error:
         raise CommandError(f"{base}/models does not say what is served ({error}): name it with --model") from error

@@ -61,7 +61,9 @@ class Trace:
         """
         try:
             entries = sorted(_entries(path), key=lambda entry: entry.at)
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise CommandError(f"trace {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
             raise CommandError(f"trace {path}: {error}") from error
         if not entries:
             raise CommandError(f"trace {path} has no requests")

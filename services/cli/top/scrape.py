@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.channel import CERTIFICATE_VARIABLE, KEY_VARIABLE
+from services.cli.channel import CERTIFICATE_VARIABLE, KEY_VARIABLE, check_authority
 from services.cli.errors import CommandError
 from services.cli.program import AUTHORITY_VARIABLE, tls_hint
 
@@ -45,6 +45,7 @@ class Scrape:
 
 def read(url: str) -> Scrape:
     """Ask once. Raises CommandError."""
+    check_authority()
     certificate, key = os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(KEY_VARIABLE)
     try:
         response = requests.get(
