@@ -24,6 +24,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # so that each try connects anew, whatever gRPC thinks of the one before
 )
 _GROWTH = 2.0
+_NOBODY = ("Connection refused", "No such file or directory")  # in the words of gRPC, which say it at length
 
 
 class AttachError(Exception):
@@ -58,7 +59,11 @@ async def ask_for_lane(
     except TlsError as error:
         raise AttachError(str(error)) from error
     except grpc.aio.AioRpcError as error:
-        raise AttachError(f"the bootstrap at {target} grants no lane: {error.details()}") from error
+        details = error.details() or ""
+        nobody = next((each for each in _NOBODY if each in details), None)
+        if error.code() is grpc.StatusCode.UNAVAILABLE and nobody:
+            raise AttachError(f"no bootstrap answers at {target}: {nobody}") from error
+        raise AttachError(f"the bootstrap at {target} grants no lane: {details}") from error
     for field, theirs, ours in (
         ("abi_version", grant.abi_version, ABI_VERSION),
         ("layout_hash", grant.layout_hash, LAYOUT_HASH),

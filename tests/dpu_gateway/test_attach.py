@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -69,6 +70,15 @@ async def test_a_grant_of_another_build_or_model_is_refused_naming_both(
     async with bootstrap(tmp_path, answer(**fields)) as address:
         with pytest.raises(AttachError, match=words):
             await ask_for_lane(address, settings, bootstrap_pb2.AttachRequest())
+
+
+@pytest.mark.parametrize(("left", "why"), [(True, "Connection refused"), (False, "No such file or directory")])
+async def test_a_bootstrap_that_is_not_there_is_said_so_in_few_words(tmp_path: Path, left: bool, why: str) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        if left:  # what a killed one leaves
+            gone.bind(f"{tmp_path}/b")
+    with pytest.raises(AttachError, match=f"^no bootstrap answers at unix:{tmp_path}/b: {why}$"):
+        await ask_for_lane(f"unix:{tmp_path}/b", GatewaySettings(), bootstrap_pb2.AttachRequest())
 
 
 async def test_over_tls_the_bootstraps_name_is_checked_and_can_be_set(tmp_path: Path) -> None:
