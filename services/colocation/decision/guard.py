@@ -26,7 +26,10 @@ class Verdict(Enum):
 
 
 def judge(objectives: Objectives | None, reading: Reading | None) -> Verdict:
-    """Compare a reading with the limits. No limits is calm, and so is a window in which nothing was asked."""
+    """Compare a reading with the limits. No limits is calm, and so is a window in which nothing was asked.
+
+    That some gateways pass a limit is enough to know that it is passed, that they do not is not.
+    """
     if objectives is None:
         return Verdict.CALM
     if reading is None:
@@ -39,6 +42,8 @@ def judge(objectives: Objectives | None, reading: Reading | None) -> Verdict:
     worst = max(shares, default=0.0)
     if worst > 1.0:
         return Verdict.BROKEN
+    if reading.partial:
+        return Verdict.UNKNOWN
     return Verdict.CALM if worst <= objectives.recovery else Verdict.NEAR
 
 

@@ -103,6 +103,7 @@ class Reading:
 
     ttft: float | None
     tpot: float | None
+    partial: bool = False  # of some gateways alone, as others do not answer
 
 
 @dataclass(frozen=True, slots=True)

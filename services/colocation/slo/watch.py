@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,7 @@ from services.common.logging import get_logger
 
 
 class SloWatch:
-    """One sliding window for each pool. A pool whose gateways do not all answer has no reading."""
+    """One sliding window for each pool. Where gateways of its do not answer, the reading is of the others."""
 
     def __init__(self, timeout: float) -> None:
         self.readings: dict[str, Reading | None] = {}
@@ -44,17 +45,31 @@ class SloWatch:
         window = known[1]
         try:
             targets = [target for url in urls for target in await _resolve(url)]
-            scrapes = await asyncio.gather(*(_scrape(session, url, address) for url, address in targets))
         except ScrapeError as error:
-            if self.errors.get(name) != str(error):
-                self._log.warning("metrics_unreadable", pool=name, error=str(error))
-            self.errors[name] = str(error)
+            self._tell(name, str(error))
             self.readings[name] = None
             window.forget()
             return
-        self.errors.pop(name, None)
-        window.take(time.monotonic(), dict(zip(targets, scrapes, strict=True)))
-        self.readings[name] = window.reading()
+        answers = await asyncio.gather(*(_try_to_scrape(session, *target) for target in targets))
+        told = dict(zip(targets, answers, strict=True))
+        errors = [str(each) for each in answers if isinstance(each, ScrapeError)]
+        self._tell(name, errors[0] if errors else "")
+        scrapes = {target: each for target, each in told.items() if isinstance(each, Scrape)}
+        window.take(time.monotonic(), scrapes, told.keys() - scrapes.keys())
+        reading = window.reading()
+        self.readings[name] = replace(reading, partial=bool(errors)) if reading and scrapes else None
+
+    def _tell(self, name: str, error: str) -> None:
+        if error and self.errors.get(name) != error:
+            self._log.warning("metrics_unreadable", pool=name, error=error)
+        self.errors = {**self.errors, name: error} if error else {n: e for n, e in self.errors.items() if n != name}
+
+
+async def _try_to_scrape(session: aiohttp.ClientSession, url: str, address: str) -> Scrape | ScrapeError:
+    try:
+        return await _scrape(session, url, address)
+    except ScrapeError as error:
+        return error
 
 
 async def _resolve(url: str) -> list[tuple[str, str]]:

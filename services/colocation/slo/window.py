@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,28 +56,30 @@ class SlidingWindow:
     seconds: float
     _last: dict[Gateway, Scrape] = field(default_factory=dict)
     _steps: deque[tuple[float, Scrape]] = field(default_factory=deque)
+    _silent: set[Gateway] = field(default_factory=set)
     _complete: bool = False
 
-    def take(self, now: float, scrapes: dict[Gateway, Scrape]) -> None:
-        """Add what every gateway, by address, answered at ``now``.
+    def take(self, now: float, scrapes: dict[Gateway, Scrape], silent: Collection[Gateway] = ()) -> None:
+        """Add what gateways, by address, answered at ``now``; ``silent`` are those that did not.
 
-        What a gateway had counted before it was first seen is not of this window, unless it came while others were
-        watched: then it is new, and all that it counts is.
+        What a gateway had counted before it was first seen, or while it was silent, is not of this window, unless it
+        came while others were watched: then it is new, and all that it counts is.
         """
         step = Scrape({}, {})
         for address, scrape in scrapes.items():
-            before = self._last.get(address) or (Scrape({}, {}) if self._last else scrape)
+            new = bool(self._last) and address not in self._silent
+            before = self._last.get(address) or (Scrape({}, {}) if new else scrape)
             add(step.ttft, increase(before.ttft, scrape.ttft))
             add(step.tpot, increase(before.tpot, scrape.tpot))
         self._complete = bool(self._last)
-        self._last = scrapes
+        self._last, self._silent = scrapes, set(silent)
         self._steps.append((now, step))
         while self._steps and self._steps[0][0] <= now - self.seconds:
             self._steps.popleft()
 
     def forget(self) -> None:
         """Nothing is known any more."""
-        self._last, self._complete = {}, False
+        self._last, self._silent, self._complete = {}, set(), False
         self._steps.clear()
 
     def reading(self) -> Reading | None:

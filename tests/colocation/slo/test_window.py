@@ -111,3 +111,22 @@ def test_after_it_was_told_to_forget_it_needs_two_looks_again() -> None:
     gateways = seen_once(Gateways())
     gateways.window.forget()
     assert gateways.look() is None
+
+
+def test_what_one_counted_while_it_was_silent_is_not_of_now() -> None:
+    gateways = seen_once(Gateways())
+    gateways.serve(0.01)
+    assert gateways.look() is not None
+    gateways.metrics[OTHER] = GatewayMetrics()
+    gateways.look()
+    silent = gateways.metrics.pop(OTHER)
+    gateways.window.take(gateways.clock + 5, {GATEWAY: parse(exposed(gateways.metrics[GATEWAY]))}, {OTHER})
+    gateways.metrics[OTHER] = silent
+    gateways.serve(5.0, at=OTHER)
+    found = gateways.look()
+    assert found is not None
+    assert found <= 0.01
+    gateways.serve(5.0, at=OTHER)
+    found = gateways.look()
+    assert found is not None
+    assert found > 2.5
