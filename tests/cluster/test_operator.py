@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from tests.cluster.conftest import PATHS
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.hollow import FIXED, STUBBORN
 from tests.cluster.metrics_page import MetricsPage
@@ -23,9 +24,11 @@ from tests.cluster.scene import (
     TENANTS,
     Scene,
     eventually,
+    pool_manifest,
     stays,
     tenant_manifest,
 )
+from tests.deploy.chart.rendering import rendered
 
 GUARD = {"ttftP99Milliseconds": 200, "windowSeconds": 5, "restoreAfterSeconds": 5}
 
@@ -429,3 +432,18 @@ def test_uninstalling_deletes_every_tenant_and_pool(operator: Operator, scene: S
     assert not scene.client.items(TENANTS)
     assert not scene.client.items(POOLS)
     eventually(lambda: not scene.pods() and not scene.client.items(JOBS))
+
+
+def test_uninstalling_needs_no_operator_that_works(scene: Scene, plane: ControlPlane) -> None:
+    for thing in rendered("cpu-demo"):
+        if thing["metadata"]["name"] == "blink-uninstall" and thing["kind"] in PATHS:
+            scene.client.create(PATHS[thing["kind"]].format("serving"), thing)
+    finalizers = ["blink.dev/colocation"]
+    for path, made in ((POOLS, pool_manifest()), (TENANTS, tenant_manifest("a"))):
+        scene.client.create(path, {**made, "metadata": {**made["metadata"], "finalizers": finalizers}})
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig_of("serving", "blink-uninstall"))}
+    command = [sys.executable, "-m", "services.colocation.uninstall", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not scene.client.items(TENANTS)
+    assert not scene.client.items(POOLS)
