@@ -129,6 +129,23 @@ async def generate_load(address: str, streams: int, seconds: float, spread: floa
 
 
 @asynccontextmanager
+async def granted_ring() -> AsyncIterator[tuple[Path, Path]]:
+    """A runtime directory, and where a stand-in's ring may lie; its lanes grants a bootstrap at
+    ``unix:DIRECTORY/bootstrap``. All gone at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
+    ring = Path(f"/dev/shm/{directory.name}")
+    bootstrap = grpc.aio.server()
+    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
+    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
+    await bootstrap.start()
+    try:
+        yield directory, ring
+    finally:
+        await bootstrap.stop(0)
+        shutil.rmtree(directory)
+
+
+@asynccontextmanager
 async def process(
     *arguments: str, ready: str = "", python: str = sys.executable, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -164,17 +181,11 @@ def cpu_seconds(child: asyncio.subprocess.Process) -> float:
 
 async def measure(rate: float, streams: int, seconds: float, flags: Sequence[str]) -> list[str]:
     """One row of the table."""
-    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
-    ring = Path(f"/dev/shm/{directory.name}")
-    bootstrap = grpc.aio.server()
-    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
-    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
-    await bootstrap.start()
-    engine_flags = [f"--slots={SLOTS}", "--burst=1", "--log-entries=65536", f"--fingerprint={FINGERPRINT.hex()}"]
-    if rate:
-        engine_flags.append(f"--tokens-per-second={rate}")
-    address = f"unix:{directory / 'api'}"
-    try:
+    async with granted_ring() as (directory, ring):
+        engine_flags = [f"--slots={SLOTS}", "--burst=1", "--log-entries=65536", f"--fingerprint={FINGERPRINT.hex()}"]
+        if rate:
+            engine_flags.append(f"--tokens-per-second={rate}")
+        address = f"unix:{directory / 'api'}"
         async with (
             process("tests.support.stand_in_engine", str(ring), *engine_flags, ready="READY") as engine,
             process(
@@ -192,9 +203,6 @@ async def measure(rate: float, streams: int, seconds: float, flags: Sequence[str
                 await client.stdout.readline()
                 gateway_cpu, engine_cpu = cpu_seconds(gateway) - before[0], cpu_seconds(engine) - before[1]
                 output, _ = await client.communicate()
-    finally:
-        await bootstrap.stop(0)
-        shutil.rmtree(directory)
     seen = json.loads(output.splitlines()[-1])
     tokens = seen["tokens"]
     paced = 1 / rate if rate else 0.0  # the stand-in gives the first token after one interval

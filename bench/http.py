@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import grpc
 import numpy as np
 import uvloop
-from blink.v1 import bootstrap_pb2_grpc, inference_pb2_grpc
+from blink.v1 import inference_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
 from bench.first_tokens import in_turns
-from bench.gateway import Granting, process
+from bench.gateway import granted_ring, process
 from tests.dpu_gateway.harness import MODEL
 from tests.support.stand_in_engine import FINGERPRINT
 
@@ -34,15 +31,9 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=400, help="by each protocol")
     count = parser.parse_args().requests
-    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
-    ring = Path(f"/dev/shm/{directory.name}")
-    bootstrap = grpc.aio.server()
-    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
-    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
-    await bootstrap.start()
-    api, http = f"unix:{directory / 'api'}", directory / "http"
-    flags = [f"--listen={api}", f"--http-listen=unix:{http}", f"--bootstrap=unix:{directory / 'bootstrap'}"]
-    try:
+    async with granted_ring() as (directory, ring):
+        api, http = f"unix:{directory / 'api'}", directory / "http"
+        flags = [f"--listen={api}", f"--http-listen=unix:{http}", f"--bootstrap=unix:{directory / 'bootstrap'}"]
         async with AsyncExitStack() as stack:
             engine_flags = ("--slots=64", f"--fingerprint={FINGERPRINT.hex()}")
             await stack.enter_async_context(
@@ -56,9 +47,6 @@ async def main() -> None:
             reader, writer = await asyncio.open_unix_connection(str(http))
             times = await in_turns(stub, reader, writer, MODEL, count)
             writer.close()
-    finally:
-        await bootstrap.stop(0)
-        shutil.rmtree(directory)
     table = Table("first token after, ms", "p10", "p50", "p90")
     by_protocol = {"gRPC": times[:, 0], "HTTP": times[:, 1], "HTTP less gRPC, in pairs": times[:, 1] - times[:, 0]}
     for name, row in by_protocol.items():

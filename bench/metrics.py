@@ -14,23 +14,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import sys
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import httpx2
 import numpy as np
 import uvloop
-from blink.v1 import bootstrap_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from bench.gateway import MAX_TOKENS, SLOTS, Granting, cpu_seconds, process
+from bench.gateway import MAX_TOKENS, SLOTS, cpu_seconds, granted_ring, process
 from tests.support.stand_in_engine import FINGERPRINT
 
 RATE = 80.0
@@ -62,19 +58,13 @@ class Measured:
 
 
 async def measure(python: str, streams: int, seconds: float, scraped: bool) -> Measured:
-    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
-    ring = Path(f"/dev/shm/{directory.name}")
-    bootstrap = grpc.aio.server()
-    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
-    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
-    await bootstrap.start()
-    api, http = f"unix:{directory / 'api'}", directory / "http"
-    engine_flags = [f"--slots={SLOTS}", "--burst=1", "--log-entries=65536", f"--fingerprint={FINGERPRINT.hex()}"]
-    engine_flags.append(f"--tokens-per-second={RATE}")
-    gateway_flags = [f"--listen={api}", f"--http-listen=unix:{http}", f"--bootstrap=unix:{directory / 'bootstrap'}"]
-    times: list[float] = []
-    size, gap = 0, 0.0
-    try:
+    async with granted_ring() as (directory, ring):
+        api, http = f"unix:{directory / 'api'}", directory / "http"
+        engine_flags = [f"--slots={SLOTS}", "--burst=1", "--log-entries=65536", f"--fingerprint={FINGERPRINT.hex()}"]
+        engine_flags.append(f"--tokens-per-second={RATE}")
+        gateway_flags = [f"--listen={api}", f"--http-listen=unix:{http}", f"--bootstrap=unix:{directory / 'bootstrap'}"]
+        times: list[float] = []
+        size, gap = 0, 0.0
         async with AsyncExitStack() as stack:
             engine = process("tests.support.stand_in_engine", str(ring), *engine_flags, ready="READY")
             await stack.enter_async_context(engine)
@@ -100,9 +90,6 @@ async def measure(python: str, streams: int, seconds: float, scraped: bool) -> M
             if streams:
                 output, _ = await client.communicate()
                 gap = float(json.loads(output.splitlines()[-1])["gap_p99"])
-    finally:
-        await bootstrap.stop(0)
-        shutil.rmtree(directory)
     return Measured(times, size, gap, cpu)
 
 

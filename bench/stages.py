@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -25,15 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import uvloop
-from blink.v1 import bootstrap_pb2_grpc
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from bench.gateway import Granting, cpu_seconds, process
+from bench.gateway import cpu_seconds, granted_ring, process
 from bench.paced_engine import key_of
 from services.cli.bench.fleet import fleet
 from services.cli.bench.generator import Share
@@ -106,20 +102,16 @@ def free_port() -> int:
 
 async def measure(python: str, options: argparse.Namespace, seed: int) -> dict[float, Measured]:
     """All rates with the gateway of one checkout."""
-    directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
-    ring = Path(f"/dev/shm/{directory.name}")
-    bootstrap = grpc.aio.server()
-    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(Granting(ring), bootstrap)
-    bootstrap.add_insecure_port(f"unix:{directory / 'bootstrap'}")
-    await bootstrap.start()
-    address = f"127.0.0.1:{free_port()}"
-    marks: dict[str, dict[str, Any]] = {}
-    keys: dict[float, list[str]] = {}
-    cpu: dict[float, tuple[float, float]] = {}
-    prompts, outputs = (parse_lengths(text, SHAREGPT_PROMPT) for text in (options.prompt_tokens, options.output_tokens))
-    engine_marks = directory / "engine.json"
-    gateway_marks = [directory / f"gateway-{worker}.json" for worker in range(options.workers)]
-    try:
+    async with granted_ring() as (directory, ring):
+        address = f"127.0.0.1:{free_port()}"
+        marks: dict[str, dict[str, Any]] = {}
+        keys: dict[float, list[str]] = {}
+        cpu: dict[float, tuple[float, float]] = {}
+        prompts, outputs = (
+            parse_lengths(text, SHAREGPT_PROMPT) for text in (options.prompt_tokens, options.output_tokens)
+        )
+        engine_marks = directory / "engine.json"
+        gateway_marks = [directory / f"gateway-{worker}.json" for worker in range(options.workers)]
         async with AsyncExitStack() as stack:
             engine = process(
                 *("bench.paced_engine", str(ring), str(engine_marks), f"--lanes={options.workers}"), ready="READY"
@@ -159,9 +151,6 @@ async def measure(python: str, options: argparse.Namespace, seed: int) -> dict[f
         of_engine = json.loads(engine_marks.read_text())
         for mark in marks.values():
             mark["begun"], mark["logged"] = of_engine[mark["engine"]]
-    finally:
-        await bootstrap.stop(0)
-        shutil.rmtree(directory)
     found = {rate: stages_of(marks, keys[rate]) for rate in keys}
     for rate, measured in found.items():
         measured.gateway_cpu, measured.client_cpu = cpu[rate]
