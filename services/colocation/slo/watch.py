@@ -60,9 +60,12 @@ class SloWatch:
         self.readings[name] = replace(reading, partial=bool(errors)) if reading and scrapes else None
 
     def _tell(self, name: str, error: str) -> None:
-        if error and self.errors.get(name) != error:
+        if not error:
+            self.errors.pop(name, None)
+            return
+        if self.errors.get(name) != error:
             self._log.warning("metrics_unreadable", pool=name, error=error)
-        self.errors = {**self.errors, name: error} if error else {n: e for n, e in self.errors.items() if n != name}
+        self.errors[name] = error
 
 
 async def _try_to_scrape(session: aiohttp.ClientSession, url: str, address: str) -> Scrape | ScrapeError:

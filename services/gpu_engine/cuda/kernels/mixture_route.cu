@@ -199,6 +199,10 @@ __device__ inline void group_pairs(GroupShared& shared, const MixtureWork& work,
 
 // True in the block that is the last of `count` to come here; what the others wrote before is then visible to it.
 __device__ inline bool arrived_last(u32* arrivals, u32 count, u32& flag) {
+  if (count == 1) {
+    __syncthreads();
+    return true;
+  }
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -230,12 +234,7 @@ extern "C" __global__ void __launch_bounds__(kRouteThreads, 2)
   for (u32 token = first + threadIdx.x / 32; token < min(first + kRouteTokens, tokens); token += kRouteWarps) {
     choose_experts(work, token, normalized);
   }
-  if (tiles == 1) {
-    __syncthreads();
-  } else if (!arrived_last(&work.arrivals[0], tiles, last)) {
-    return;
-  }
-  group_pairs(shared.group, work, tokens, item_rows);
+  if (arrived_last(&work.arrivals[0], tiles, last)) group_pairs(shared.group, work, tokens, item_rows);
 }
 
 }  // namespace blink
